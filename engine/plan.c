@@ -213,9 +213,8 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
     s->attn = carve_part(c, h * act);
     s->mlp = carve_part(c, rows * be_ld(v->ff) * act);
     s->dense = carve_part(c, merged || v->names.post_attn ? dense * 4 : 0);
-    bool apart = v->clip || v->mlp == VISION_GLU_GELU_ERF;
-    s->gate = carve_part(c, apart ? rows * v->ff * 4 : 0);
-    s->up = carve_part(c, apart ? rows * v->ff * 4 : 0);
+    s->gate = carve_part(c, v->clip ? rows * v->ff * 4 : 0);
+    s->up = carve_part(c, v->clip || v->mlp == VISION_GLU_GELU_ERF ? rows * v->ff * 4 : 0);
 }
 
 /* ---- plan ---- */

@@ -125,11 +125,11 @@ static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
 {
     switch (m) {
     case VISION_GELU_TANH: return BE_EPI_GELU_TANH;
+    case VISION_GLU_GELU_ERF: /* then times the other product */
     case VISION_GELU_ERF: return BE_EPI_GELU_ERF;
     case VISION_QUICK_GELU: return BE_EPI_QUICK_GELU;
     case VISION_GLU_SILU: return BE_EPI_GLU_SILU;
     case VISION_GLU_GELU: return BE_EPI_GLU_GELU_TANH;
-    case VISION_GLU_GELU_ERF: return BE_EPI_F32;
     }
     UNREACHABLE();
     return BE_EPI_GELU_TANH;
@@ -208,23 +208,14 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
 {
     const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
-    if (d->mlp == VISION_GLU_GELU_ERF) {
-        linear(e, w->fc1, v->h, t, BE_EPI_F32, v->gate);
-        linear(e, w->up, v->h, t, BE_EPI_F32, v->up);
-        struct be_gate_args a = {BE_GATE_CDF,  .gate = v->gate,   .gate_stride = d->ff,
-                                 .x = v->gate, .x_stride = d->ff, .t = t,
-                                 .heads = 1,   .d = d->ff,        .out = v->mlp};
-        e->ops->gate(e->be, &a);
-        a.f = BE_GATE_NONE;
-        a.gate = v->up;
-        a.x = v->mlp;
-        a.x_dtype = e->plan.act;
-        a.x_stride = be_ld(d->ff);
-        e->ops->gate(e->be, &a);
-        return;
-    }
     if (!d->clip) {
         linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
+        if (!w->up) return;
+        linear(e, w->up, v->h, t, BE_EPI_F32, v->up);
+        e->ops->gate(e->be,
+                     &(struct be_gate_args){BE_GATE_NONE, .gate = v->up, .gate_stride = d->ff, .x = v->mlp,
+                                            .x_dtype = e->plan.act, .x_stride = be_ld(d->ff), .t = t,
+                                            .heads = 1, .d = d->ff, .out = v->mlp});
         return;
     }
     clipped(e, w, VISION_GATE, w->fc1, t, d->ff, v->gate, d->ff);

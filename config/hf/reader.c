@@ -89,6 +89,16 @@ void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_a
     hf_error(r, ST_UNSUPPORTED, key, what);
 }
 
+void hf_gate(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation *v)
+{
+    static const char *const names[] = {"silu", "swish", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"};
+    uint32_t n = json_get_live(r->d, obj, key);
+    size_t i = 0;
+    while (n != JSON_NONE && i < 5 && !json_str_eq(r->d, n, names[i])) i++;
+    if (i == 5) hf_error(r, ST_UNSUPPORTED, key, "only silu and gelu_pytorch_tanh are served");
+    else if (n != JSON_NONE) *v = i < 2 ? HF_SILU : HF_GELU_TANH;
+}
+
 void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     hf_u32(r, obj, "vocab_size", 1, SIZE_MAX_VOCAB, &t->vocab_size);

@@ -44,6 +44,8 @@ void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, u
 void hf_side(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t *v);
 /* Only the value `want` is supported. */
 void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want);
+/* Of a decoder's MLP: silu or the tanh form of GELU, by the names that transformers has for them. */
+void hf_gate(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation *v);
 /* Keys of every decoder: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
  * max_position_embeddings, rms_norm_eps. */
 void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t);

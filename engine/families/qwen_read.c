@@ -271,7 +271,8 @@ static void read_text(struct hf_reader *r, const struct family_type *type, uint3
 {
     r->scope = obj != 0 ? "text_config." : "";
     hf_text_sizes(r, obj, t);
-    hf_activation(r, obj, "hidden_act", HF_SILU);
+    if (t->linear_conv_kernel_dim) hf_activation(r, obj, "hidden_act", HF_SILU); /* of the convolution, too */
+    else hf_gate(r, obj, "hidden_act", &t->activation);
     if (t->qk_norm) { /* from Qwen3 on; before it q, k and v always had one and o never */
         hf_bool(r, obj, "attention_bias", &t->qkv_bias);
         t->o_bias = t->qkv_bias;

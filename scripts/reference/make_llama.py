@@ -275,7 +275,8 @@ VARIANTS = {
     "llama_bias_f32": dict(
         family="llama", tokenizer="digits3", seed=5200, cases=SHORT,
         text=cfg(num_key_value_heads=1, num_hidden_layers=2, attention_bias=True, mlp_bias=True,
-                 rope_parameters=rope(1e4)), note="biases everywhere"),
+                 hidden_act="gelu_pytorch_tanh", rope_parameters=rope(1e4)),
+        note="biases everywhere; GELU"),
     "ernie4_5_bias_f32": dict(
         family="ernie4_5", tokenizer="digits3", seed=5300, cases=SHORT,
         text=cfg(num_key_value_heads=1, head_dim=16, num_hidden_layers=2, use_bias=True,

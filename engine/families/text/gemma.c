@@ -49,10 +49,10 @@ static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 }
 
 /* Released files of Gemma 1 say gelu but mean the tanh form, as in the class. */
-static void read_activation(struct hf_reader *r, uint32_t obj)
+static void read_activation(struct hf_reader *r, uint32_t obj, enum hf_activation *v)
 {
     uint32_t n = json_get_live(r->d, obj, "hidden_act");
-    if (n == JSON_NONE || !json_str_eq(r->d, n, "gelu")) hf_activation(r, obj, "hidden_act", HF_GELU_TANH);
+    if (n == JSON_NONE || !json_str_eq(r->d, n, "gelu")) hf_gate(r, obj, "hidden_act", v);
 }
 
 /* null: no cap. */
@@ -72,10 +72,10 @@ void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *de
     t->o_bias = t->qkv_bias;
     read_rope(r, obj, t);
     if (defaults != &gemma2_text) {
-        read_activation(r, obj);
+        read_activation(r, obj, &t->activation);
         return;
     }
-    hf_activation(r, obj, "hidden_activation", HF_GELU_TANH);
+    hf_gate(r, obj, "hidden_activation", &t->activation);
     read_windows(r, obj, t);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
     read_softcap(r, obj, "attn_logit_softcapping", &t->attn_logit_softcapping);

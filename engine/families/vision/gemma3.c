@@ -75,7 +75,7 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_bool(r, obj, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
     hf_bool(r, obj, "tie_word_embeddings", &t->tie_word_embeddings);
-    hf_activation(r, obj, "hidden_activation", HF_GELU_TANH);
+    hf_gate(r, obj, "hidden_activation", &t->activation);
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);

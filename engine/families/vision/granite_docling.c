@@ -50,21 +50,12 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (!r->st) check(r, c);
 }
 
-/* The other path, the router that chooses one, and prediction heads are not used. */
-static bool rename_but(const char *other, const char *name, char out[DESC_NAME_MAX])
+/* The other path of the connector, the router that chooses one, and prediction heads are not used. */
+static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
     static const char *const parts[][2] = {
         {"model.text_model.", "text."}, {"model.vision_model.", "vision."}, {"lm_head.", "head."}, {NULL}};
-    const char *path = family_after(name, "model.vision_model.connector.");
-    return !(path && family_after(path, other)) && family_rename(name, parts, out);
-}
-static bool canonical(const char *name, char out[DESC_NAME_MAX])
-{
-    return rename_but("fine.", name, out);
-}
-static bool canonical_fine(const char *name, char out[DESC_NAME_MAX])
-{
-    return rename_but("coarse.", name, out);
+    return family_rename(name, parts, out);
 }
 
 /* Each tile after its row and column; then, if there are several, the whole. */
@@ -117,7 +108,6 @@ static void take_fine(const struct image_config *images, struct model_desc *d)
 {
     struct desc_vision *t = &d->vision;
     if (!images->fine || t->merge % 2) return;
-    d->canonical = canonical_fine;
     t->merge /= 2;
     d->image.tokens = t->tokens *= 4;
     t->names.merge_proj = "vision.connector.fine.projection";

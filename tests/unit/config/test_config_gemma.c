@@ -192,7 +192,7 @@ static void test_hostile(void **state)
          "image_size"},
         {"{\"model_type\":\"paligemma\",\"text_config\":{},\"vision_config\":{},\"image_token_index\":-1}",
          ST_FORMAT, "image_token_index"},
-        {"{\"model_type\":\"gemma\",\"hidden_act\":\"silu\"}", ST_UNSUPPORTED, "hidden_act"},
+        {"{\"model_type\":\"gemma\",\"hidden_act\":\"relu\"}", ST_UNSUPPORTED, "hidden_act"},
         {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"hidden_act\":\"silu\"}}",
          ST_UNSUPPORTED, "hidden_act"},
         {"{\"model_type\":\"gemma\",\"use_bidirectional_attention\":true}", ST_UNSUPPORTED, "encoder"},
