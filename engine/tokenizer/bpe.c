@@ -193,6 +193,7 @@ static enum status encode_new(struct tok_encoder *e, const uint8_t *s, size_t le
     enum status st = reserve_scratch(e, len);
     if (st) return st;
     size_t n = symbols(e->t, s, len, e->sym);
+    if (n / e->t->longest > e->ids_max - e->count) return ST_TOO_LARGE; /* whatever is merged */
     n = n > 0 ? merge_heap(e, n) : 0;
     return emit_all(e, e->sym, n);
 }

@@ -112,6 +112,7 @@ struct tokenizer {
     uint8_t *flags;
     char *literals, *texts; /* arenas */
     size_t literals_len, texts_len;
+    uint32_t longest; /* literal, in bytes: no token has more symbols */
     size_t literals_cap, texts_cap;
     struct tok_index by_literal; /* all tokens */
     struct tok_index by_word;    /* byte-level and ignore_merges only: model tokens by the bytes of `word` */

@@ -584,6 +584,9 @@ static enum status fill_words(struct tokenizer *t)
 enum status tok__finish_vocab(struct tokenizer *t, struct err *err)
 {
     memset(t->byte_id, 0xFF, sizeof t->byte_id);
+    t->longest = 1;
+    for (uint32_t id = 0; id < t->vocab_size; id++)
+        if (t->literal[id].len > t->longest) t->longest = t->literal[id].len;
     enum status st = fill_texts(t);
     if (!st && t->byte_level) {
         byte_symbols(t);

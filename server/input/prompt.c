@@ -12,10 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Well above the context, so that the message for a moderate excess can name the exact number. */
+/* Above the context, so that the message for a moderate excess can name the exact number; not far, so that
+ * more costs no time. What is truncated is tokenized first. */
 uint32_t gen_ids_max(const struct gen *g)
 {
-    uint64_t m = (uint64_t)g->r->srv->model->caps.context_max * 16 + (1u << 20);
+    uint64_t context = g->r->srv->model->caps.context_max;
+    uint64_t m = g->p.has_truncate ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
     return m > (1u << 28) ? 1u << 28 : (uint32_t)m;
 }
 

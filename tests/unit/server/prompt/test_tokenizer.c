@@ -707,6 +707,38 @@ static void test_ids_max(void **state)
     tok_free(t);
 }
 
+/* A word too long for ids_max is refused before it is merged, and one that fits never: of the longest tokens,
+ * of bytes and of characters without a token. */
+static void test_long_words(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gemma", "qwen3_5"};
+    for (size_t k = 0; k < 2; k++) {
+        struct tokenizer *t = load(names[k]);
+        uint32_t checked = 0;
+        for (uint32_t id = 0; id < tok_vocab_size(t); id++) {
+            size_t len, n;
+            const char *piece = tok_bytes(t, id, &len);
+            if (len * 2 < t->longest && id % 97) continue;
+            char *text = malloc(40 * len + 1);
+            assert_non_null(text);
+            for (n = 0; n < 40; n++) memcpy(text + n * len, piece, len);
+            struct tok_run run = {text, 40 * len, TOK_CONTROL_NONE};
+            struct tok_ids ids = encode(t, text, run.len, run.control, false), out;
+            assert_int_equal(tok_encode(t, &run, 1, false, ids.count, &out, NULL), ST_OK);
+            tok_ids_free(&out);
+            struct err err;
+            if (ids.count)
+                assert_int_equal(tok_encode(t, &run, 1, false, ids.count - 1, &out, &err), ST_TOO_LARGE);
+            tok_ids_free(&ids);
+            free(text);
+            checked++;
+        }
+        assert_true(checked > 2);
+        tok_free(t);
+    }
+}
+
 static void test_invalid_utf8_is_repaired(void **state)
 {
     (void)state;
@@ -1023,6 +1055,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_single_word),
         cmocka_unit_test(test_bos),
         cmocka_unit_test(test_ids_max),
+        cmocka_unit_test(test_long_words),
         cmocka_unit_test(test_invalid_utf8_is_repaired),
         cmocka_unit_test(test_detok_borders),
         cmocka_unit_test(test_look_ups),
