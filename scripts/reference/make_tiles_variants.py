@@ -528,7 +528,7 @@ VARIANTS = {
                       deepstack_visual_indexes=[0, 1], use_fine_route=False),
         cases=[
             chat(("u", [image(0), text("a"), image(1), image(2), image(3)]),
-                 pictures=[(61, 90, 60), (62, 60, 90), (63, 38, 20), (64, 90, 30)],
+                 pictures=[(61, 90, 60), (62, 60, 90), (63, 38, 22), (64, 90, 30)],
                  note="six tiles; upright; large enough; too wide")]),
     "minicpmv4_6_f32": dict(
         kind="minicpm", family="minicpmv4_6", seed=9100, top=dict(insert_layer_id=0),
