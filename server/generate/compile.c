@@ -29,7 +29,7 @@ static bool waits(const struct request *r)
 
 static bool compiles(const struct request *r)
 {
-    return r->compiling && (r->work.queued || r->work.runs);
+    return r->compiling && r->work.runs;
 }
 
 /* The first waiting request by turn, then by age, whose description has less than so many bytes. */

@@ -229,6 +229,7 @@ void request_work(struct request *r, void (*job)(struct request *r), void (*done
                             .arg = r,
                             .memory = parse_cost(r),
                             .kept = r->state == RQ_WORKING, /* its body is parsed */
+                            .bound = r->compiling,          /* it has reserved memory */
                             .large = r->http.body.len + r->http.body_kept > LIMIT_LARGE_JOB};
     request_to(r, RQ_WORKING);
     workers_run(&r->srv->loop->workers, &r->work);

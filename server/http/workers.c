@@ -83,7 +83,8 @@ static void work_done(uv_work_t *uv, int status)
 void workers_run(struct workers *p, struct work *w)
 {
     w->of = p;
-    w->queued = true;
+    w->queued = !w->bound;
+    w->runs = w->bound;
     if (w->kept) p->memory += w->memory;
     LIST_LINK(p, p->tail, w);
     start(p);

@@ -21,6 +21,7 @@ struct work {
     size_t memory; /* that it needs; 0: too little to count */
     bool kept;     /* it has that memory since an earlier job */
     bool large;    /* it may take long: such jobs never have all workers */
+    bool bound;    /* can't be withdrawn: counts as running while it is queued */
     /* internal */
     uv_work_t uv;
     struct workers *of;
