@@ -404,7 +404,8 @@ if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
     for test in (test_users, test_addresses, test_queue, test_keys, test_priority_right, test_compiling,
-                 test_connections, test_full_of_running, test_bodies, test_workers, test_urls, test_key_marks):
+                 test_connections, test_full_of_running, test_bodies, test_workers, test_urls,
+                 test_key_marks):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()
