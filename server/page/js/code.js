@@ -60,9 +60,12 @@ export class CodeBlock {
         done.set(`${this.language}\n${text}`, html);
         if (text === this.text) this.code.replaceChildren(purify(html));
       } else if (!this.complete) {
+        const begun = performance.now();
         this.tail.before(purify(html));
         this.upto = end;
         this.tail.data = this.text.slice(end);
+        this.node.offsetHeight;
+        await new Promise(go => setTimeout(go, 3 * (performance.now() - begun)));
       }
     }
     this.working = false;
