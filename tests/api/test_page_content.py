@@ -291,7 +291,7 @@ def test_code(server, chrome):
     code = 'def f(x):\n    return "<b>" + x  # &amp;\n'
     answer(page, f"```python\n{code}```\n\n1. in a list\n   ```c++\n   int y;\n   ```\n\n"
                  "```unheard-of\n<i>\n```")
-    until(page, "a.querySelector('.hljs-keyword')")
+    until(page, "a.querySelector('.hljs-keyword') && a.querySelector('li [class^=hljs]')")
     check.equal("languages", each(page, ".code .language"), ["python", "c++", "unheard-of"])
     check.equal("the text is what it was", each(page, ".code code"), [code.strip(), "int y;", "<i>"])
     check.true("highlighted, C++ by its alias, too", each(page, "li .code [class^=hljs]"))

@@ -28,6 +28,7 @@ export class CodeBlock {
     this.upto = 0;
     this.number = blocks++;
     this.failed = false;
+    this.part = null;
     this.code.replaceChildren(this.tail = new Text());
   }
 
@@ -52,7 +53,7 @@ export class CodeBlock {
       const {text, number, upto, complete} = this, end = text.lastIndexOf('\n') + 1;
       if (complete ? done.has(this.name()) : end <= upto) break;
       const html = await tried('code', complete ? {language, text}
-        : {language, text: text.slice(upto, end), block: number, from: upto}, 1000, wanted);
+        : {language, text: text.slice(upto, end), block: number, from: upto}, 3000, wanted);
       if (number !== this.number) continue;
       if (html == null) this.failed = true;
       else if (complete) {
@@ -61,7 +62,9 @@ export class CodeBlock {
         if (text === this.text) this.code.replaceChildren(purify(html));
       } else if (!this.complete) {
         const begun = performance.now();
-        this.tail.before(purify(html));
+        if (!this.part || this.part.textContent.length > 4000) /* lines that are done are not laid out again */
+          this.tail.before(this.part = el('div', {class: 'cut'}));
+        this.part.append(purify(html));
         this.upto = end;
         this.tail.data = this.text.slice(end);
         this.node.offsetHeight;

@@ -49,7 +49,9 @@ globalThis.shadowNode ??= {__depth: 0};
 
 /* Limits: characters of a text, its blocks, characters of one paragraph; "<" in the HTML of a block, of a text; cells of a table. */
 const LONGEST = 200000, BLOCKS = 2000, INLINE = 20000, BLOCK_TAGS = 20000, TAGS_IN_ALL = 100000, CELLS = 6000;
-const BLOCKS_MS = 300, INLINES_MS = 300, INLINE_MS = 60; /* marked: to find the blocks, for all paragraphs, for one */
+/* marked: time to find the blocks, for all paragraphs, for one; characters that are looked at in steps before
+ * one counts as slow, so that a busy machine doesn't make it so. */
+const BLOCKS_MS = 800, INLINES_MS = 800, INLINE_MS = 60, LOOKS = 1e6;
 
 class Slow extends Error {}
 /* Too slow, or nested deeper than the stack. */
@@ -59,8 +61,9 @@ const isSlow = text => slow.some(s => text.startsWith(s));
 const remember = text => { if (text && slow.unshift(text) > 50) slow.pop(); };
 
 /* Looks at the clock at each step of the parser. */
-const clock = level => ({name: `clock-${level}`, level, tokenizer() {
-  if (performance.now() > this.lexer.ends) throw new Slow();
+const clock = level => ({name: `clock-${level}`, level, tokenizer(src) {
+  this.lexer.looks += src.length;
+  if (this.lexer.looks > LOOKS && performance.now() > this.lexer.ends) throw new Slow();
 }});
 /* What is not parsed; a table is not, whose rows marked would fill up to more cells than can be shown. */
 const plainPart = {name: 'plain', level: 'block', renderer: ({raw}) => escape(raw), tokenizer(src) {
@@ -73,6 +76,7 @@ const plainPart = {name: 'plain', level: 'block', renderer: ({raw}) => escape(ra
 const bounded = Lexer => class extends Lexer {
   ends = performance.now() + BLOCKS_MS;
   left = INLINES_MS;
+  looks = 0;
 
   lex(src) {
     try {
@@ -93,6 +97,7 @@ const bounded = Lexer => class extends Lexer {
     const begun = performance.now();
     this.ends = begun + Math.min(this.left, INLINE_MS);
     this.inside = true;
+    this.looks = 0;
     try {
       if (src.length > INLINE || isSlow(src)) throw new Slow();
       super.inlineTokens(src, tokens);

@@ -42,7 +42,7 @@ const drawn = new Map(); /* by source: a formula in a block that grows is typese
 /* A formula that KaTeX does not know, or that takes too long in the worker or becomes too large, stays source. */
 async function typeset(display, tex) {
   const into = document.createElement('span'), options = {...KATEX, displayMode: display};
-  if (!await tried('math', {tex, options}, 400) || !await load('katex')) return null;
+  if (!await tried('math', {tex, options}, 1000) || !await load('katex')) return null;
   globalThis.katex.render(tex.trim(), into, options);
   return into;
 }
