@@ -5,18 +5,19 @@
 
 The first --tokens tokens of mixed.txt are scored in one sequence, as compare_real.py does, whose cached run
 of transformers is the measure: mean |log-prob - that of float32| of llama.cpp (through llama_cpp, from PyPI)
-and of a server of ours, and the second over the first."""
+and of a server of ours, and the second over the first.
+
+--own: the measure is float32 with the weights that are in the file (transformers reads it): arithmetic alone
+is compared. Else it is MODEL_DIR's, and the loss of the quantization is in both columns.
+"""
 import argparse
 import ctypes
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import numpy as np
-from compare_real import reference, run_server, token_ids
+from compare_real import reference, run_server, run_transformers, token_ids
+from served import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,26 +52,12 @@ def run_llama(path, ids):
     return out
 
 
-def run_ours(binary, path, ids, flags):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [binary, "serve", "--model", path, *flags, "--port", str(port), "--log-level", "error"]
-    server = subprocess.Popen(command)
-    try:
-        while True:
-            try:
-                urllib.request.urlopen(url + "/health", timeout=5)
-                break
-            except OSError:
-                if server.poll() is not None:
-                    sys.exit(f"{path}: the server ended")
-                time.sleep(0.1)
-        return run_server(url, None, ids)
-    finally:
-        server.terminate()
-        server.wait()
+def own_weights(path, ids, cache):
+    import torch
+    if not cache.exists() or cache.stat().st_mtime < path.stat().st_mtime:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        np.save(cache, run_transformers(path.parent, ids, torch.float32, gguf_file=path.name))
+    return np.load(cache)
 
 
 def main():
@@ -79,15 +66,20 @@ def main():
     p.add_argument("files", nargs="+")
     p.add_argument("--binary", default=str(ROOT / "build/release/kvasir"))
     p.add_argument("--tokens", type=int, default=2000)
+    p.add_argument("--own", action="store_true")
     p.add_argument("--flags", default="", help="of our server, in one word")
     args = p.parse_args()
     ids = token_ids(args.folder, args.tokens)
-    cache = Path.home() / ".cache/kvasir-reference" / f"{args.folder.name}-{args.tokens}.npz"
-    f32, _ = reference(args.folder, ids, cache)
+    cache = Path.home() / ".cache/kvasir-reference"
+    kept = cache / f"{args.folder.name}-{args.tokens}.npz"
+    f32 = None if args.own else reference(args.folder, ids, kept)[0]
     print("| file | llama.cpp | ours | ratio |\n|---|---|---|---|")
     for path in args.files:
+        if args.own:
+            f32 = own_weights(Path(path).resolve(), ids, cache / f"{Path(path).name}-{args.tokens}.npy")
         theirs = np.abs(run_llama(path, ids) - f32).mean()
-        ours = np.abs(run_ours(args.binary, path, ids, args.flags.split()) - f32).mean()
+        with Server(args.binary, path, *args.flags.split()) as server:
+            ours = np.abs(run_server(server.url, None, ids) - f32).mean()
         print(f"| {Path(path).name} | {theirs:.4f} | {ours:.4f} | {ours / theirs:.3f} |", flush=True)
 
 

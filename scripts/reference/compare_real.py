@@ -34,11 +34,12 @@ def token_ids(folder, count):
     return (first + ids)[:count]
 
 
-def run_transformers(folder, ids, dtype):
+def run_transformers(folder, ids, dtype, **more):
     """Log-prob of ids[t+1] after ids[:t+1], for t in 0..len-2; the softmax in float64 over the logits as the model gives them."""
     import torch
     from transformers import AutoModelForCausalLM
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **more)
+    model.eval()
     out = np.empty(len(ids) - 1, np.float64)
     with torch.no_grad():
         base = model.get_decoder() if hasattr(model, "get_decoder") else model.model
