@@ -38,9 +38,15 @@ bool calls__known(const struct tool_calls *c, const char *name, size_t len)
     return tool_types_knows(c->rules.types, name, len) || json_object_getn(c->rules.bare, name, len);
 }
 
-int calls__closer(const struct tag_text *t, size_t *i, const char *key, size_t key_len, size_t name[2])
+/* The text [from, to) is that of [a, b). */
+static bool is_same(const struct tag_text *t, size_t from, size_t to, size_t a, size_t b)
 {
-    static const char *const words[] = {"function", "tool", "invo", "call", "param", "arg", "value"};
+    return b - a == to - from && memcmp(t->s + from, t->s + a, to - from) == 0;
+}
+
+int calls__closer(const struct tool_calls *c, const struct tag_text *t, size_t *i, size_t name[2])
+{
+    static const char *const words[] = {"func", "tool", "invo", "call", "param", "arg", "value"};
     size_t from = blanks_skip(t, *i), to, at;
     int found = from < t->len ? tag_at(t, from, "</") : t->final ? 0 : -1;
     if (found <= 0) return found;
@@ -48,7 +54,8 @@ int calls__closer(const struct tag_text *t, size_t *i, const char *key, size_t k
         ;
     if (to == t->len) return t->final ? 0 : -1;
     if (t->s[to] != '>' && t->s[to] != '\n') return 0;
-    bool is = to - from == key_len && memcmp(t->s + from, key, key_len) == 0;
+    bool is = c && (is_same(t, from, to, c->tags.key[0], c->tags.key[1]) ||
+                    is_same(t, from, to, c->tags.name_at, c->tags.name_end));
     at = from + strspn(t->s + from, "|_ ");
     const char *colon = memchr(t->s + at, ':', to - at); /* of a namespace */
     if (colon) at = (size_t)(colon - t->s) + 1;

@@ -14,7 +14,7 @@
  * - A value ends at its end tag if the next parameter or the end of the call follows; if that tag is missing,
  * at the tag of another of the function's parameters, at the end of the call, or at another call.
  * - Closing tags in a wrong spelling (calls__closer) are read like the right ones, where a parameter, a call
- * or nothing follows them, and where the value has not opened them itself.
+ * or nothing follows them, or where there are two, and where the value has not opened them itself.
  * - <function=NAME> alone is a call of a function that was offered. */
 #include "server/chat/tool_calls/reader.h"
 
@@ -79,7 +79,7 @@ static int parameter_at(const struct tag_text *t, size_t i, size_t key[2], size_
     if (i == t->len) return t->final ? 0 : -1;
     key[1] = i;
     size_t name[2];
-    first = calls__closer(t, &i, NULL, 0, name);
+    first = calls__closer(NULL, t, &i, name);
     if (first >= 0) first = tag_next(t, &i, "<arg_value>");
     *end = i;
     return first > 0 ? 2 * (key[1] > key[0]) : first;
@@ -111,13 +111,27 @@ static int one_next(const struct tag_text *t, size_t *i, const char *const *tags
     return most;
 }
 
+static bool is_tag(const struct tag_text *t, const size_t name[2], const char *tag)
+{
+    size_t len = name[1] - name[0];
+    return tag && strlen(tag) == len + 3 && memcmp(tag + 2, t->s + name[0], len) == 0;
+}
+
+static bool is_value_end(const struct tag_text *t, const size_t name[2])
+{
+    return is_tag(t, name, value_ends[0]) || is_tag(t, name, value_ends[1]);
+}
+
 /* After <function=NAME> or NAME: parameters, an object, or the end. Like tag_at. */
 static int head_ends(const struct tool_calls *c, const struct tag_text *t, size_t i, bool function)
 {
     size_t key[2], end, at = blanks_skip(t, i);
     int found = at < t->len ? function && t->s[at] == '{' : t->final ? 0 : -1;
     if (!found) found = parameter_at(t, i, key, &end);
-    if (!found && function) found = calls__closer(t, &i, NULL, 0, key);
+    if (!found && function) {
+        found = calls__closer(NULL, t, &i, key);
+        if (found > 0 && is_value_end(t, key)) return 0; /* a value has the tag */
+    }
     return found ? found : one_next(t, &i, c->syntax->closes);
 }
 
@@ -168,9 +182,8 @@ static int tags_starts(struct tool_calls *c, const struct tag_text *t)
 /* The text [from, to) as a value of the parameter's types. */
 static void value_put(struct tool_calls *c, const struct tag_text *t, size_t from, size_t to)
 {
-    size_t len = c->args.len, a = from, b = to;
-    while (a < b && is_blank(t->s[a])) a++;
-    while (a < b && is_blank(t->s[b - 1])) b--;
+    size_t len = c->args.len, a = from, b = blanks_trim(t, from, to);
+    for (int n = 1; a < b && n > 0; a += (size_t)n) n = space_at(t, a);
     int odds = value_whole(t->s + a, b - a, &c->args);
     const char *json = c->args.data + len;
     uint8_t type = odds < 0                       ? 0
@@ -201,12 +214,6 @@ static int call_at(const struct tool_calls *c, const struct tag_text *t, size_t 
     return found > 0 ? calls__known(c, t->s + name[0], name[1] - name[0]) : found;
 }
 
-static bool is_tag(const struct tag_text *t, const size_t name[2], const char *tag)
-{
-    size_t len = name[1] - name[0];
-    return tag && strlen(tag) == len + 3 && memcmp(tag + 2, t->s + name[0], len) == 0;
-}
-
 /* Closing tags at i, of which some are wrong, and then what follows a value. after: they follow the value's
  * own end tag. Like tag_at. */
 static int closers_at(const struct tool_calls *c, const struct tag_text *t, size_t i, bool after)
@@ -215,11 +222,9 @@ static int closers_at(const struct tool_calls *c, const struct tag_text *t, size
     size_t name[2], first[2] = {0}, n = 0, key[2], end, at = i;
     bool block = false, wrong = false;
     int found;
-    while ((found = calls__closer(t, &at, t->s + c->tags.key[0], c->tags.key[1] - c->tags.key[0], name)) >
-           0) {
+    while ((found = calls__closer(c, t, &at, name)) > 0) {
         if (!n++) memcpy(first, name, sizeof first);
-        for (size_t k = 0; k < 2 && !after && n > 1; k++) /* the value's own end tag is still to come */
-            if (is_tag(t, name, value_ends[k])) return 0;
+        if (!after && n > 1 && is_value_end(t, name)) return 0; /* the value's own end tag is still to come */
         block = block || is_tag(t, name, close);
         wrong = wrong || (n == 1 && !block && !is_tag(t, name, FUNCTION_CLOSE));
         if (n == CLOSERS_MAX || (after && (block || n > 1))) break;
@@ -232,6 +237,7 @@ static int closers_at(const struct tool_calls *c, const struct tag_text *t, size
         if (!found)
             found = n > 1 && block ? one_next(t, &at, c->syntax->opens) : call_at(c, t, blanks_skip(t, at));
     }
+    if (!found && wrong) found = n + after > 1 && !is_value_end(t, first); /* text that follows several */
     if (found <= 0 || !wrong) return found;
     for (size_t k = c->tags.value_at; k < i; k++) /* it closes what the value has opened */
         if (t->s[k] == '<' && i - k > first[1] - first[0] &&
@@ -325,8 +331,7 @@ static enum call_step parameter_feed(struct tool_calls *c, const struct tag_text
     c->scan = at;
     if (!found) found = one_next(&more, &at, c->syntax->closes);
     if (!found) found = one_next(&more, &at, c->syntax->opens);
-    if (!found && (found = calls__closer(&more, &c->scan, t->s + c->tags.key[0],
-                                         c->tags.key[1] - c->tags.key[0], key)) > 0) { /* a wrong one */
+    if (!found && (found = calls__closer(c, &more, &c->scan, key)) > 0) { /* a wrong one */
         c->tags.closed = true;
         return GO_ON;
     }

@@ -103,8 +103,9 @@ static bool text_run(struct tool_calls *c, const struct tag_text *t)
     size_t end = found ? hit : t->final ? t->len : t->len - keep, next = end;
     if ((found || !t->final) && end > c->at && t->s[end - 1] == '\n') end--;
     if (c->blank) {
-        while (c->blank_to < end && is_blank(t->s[c->blank_to])) c->blank_to++;
-        if (c->blank_to >= end) {
+        int n = 1;
+        for (; n > 0 && c->blank_to<end; c->blank_to += n> 0 ? (size_t)n : 0) n = space_at(t, c->blank_to);
+        if (c->blank_to >= end || n < 0) {
             /* White space: dropped next to a call, but content if there is nothing else. */
             end = t->final && !found && !c->calls ? end : c->at;
         }
@@ -134,28 +135,6 @@ static int call_starts(struct tool_calls *c, const struct tag_text *t, const str
     c->reader = reader;
     state_to(c, TOOL_CALL);
     return 1;
-}
-
-/* Bytes of the white space at i, of any kind in Unicode, or a byte order mark. Like tag_at. */
-static int space_at(const struct tag_text *t, size_t i)
-{
-    static const char *const spaces[] = {"\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE3\x80\x80",
-                                         "\xEF\xBB\xBF"};
-    if ((unsigned char)t->s[i] < 0x80) return is_blank(t->s[i]);
-    int most = 0, general = tag_at(t, i, "\xE2\x80"), found;
-    if (!general) general = tag_at(t, i, "\xE2\x81");
-    if (general < 0) return -1;
-    if (general && i + 2 == t->len) return t->final ? 0 : -1;
-    if (general)
-        return strchr("\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8A\x8B\xA8\xA9\xAF\x9F\xA0", t->s[i + 2])
-                   ? 3
-                   : 0;
-    for (size_t k = 0; k < sizeof spaces / sizeof *spaces; k++) {
-        found = tag_at(t, i, spaces[k]);
-        if (found > 0) return (int)strlen(spaces[k]);
-        if (found < 0) most = -1;
-    }
-    return most;
 }
 
 /* False: the text is too short. */
@@ -270,7 +249,7 @@ static bool end_run(struct tool_calls *c, const struct tag_text *t)
     if (i == t->len) return false;
     int tag = close ? tag_at(t, i, close) : 0;
     if (!tag && !c->bare) { /* in a wrong spelling */
-        tag = calls__closer(t, &c->scan, NULL, 0, name);
+        tag = calls__closer(plain ? NULL : c, t, &c->scan, name);
         if (tag) return tag > 0;
     }
     if (!tag && !c->bare && !(c->rules.single && c->calls)) {

@@ -408,8 +408,7 @@ static bool literal(struct value_reader *r, const char *s, size_t len)
 
 static int word_end(struct value_reader *r, const struct tag_text *t)
 {
-    size_t to = r->at;
-    while (to > r->from && is_blank(t->s[to - 1])) to--;
+    size_t to = blanks_trim(t, r->from, r->at);
     const char *s = t->s + r->from;
     if (r->is_key || !literal(r, s, to - r->from)) {
         odd(r, r->is_key ? VALUE_NOTATION : VALUE_REPAIRED);
@@ -428,8 +427,7 @@ static bool is_literal(const struct value_reader *r, const struct tag_text *t)
 {
     struct buf none;
     struct value_reader sub = {.out = &none};
-    size_t to = r->at;
-    while (to > r->from && is_blank(t->s[to - 1])) to--;
+    size_t to = blanks_trim(t, r->from, r->at);
     if (to - r->from > 64) return false;
     buf_init(&none, 256);
     bool is = literal(&sub, t->s + r->from, to - r->from) && !sub.st;
@@ -502,11 +500,12 @@ static int step(struct value_reader *r, const struct tag_text *t)
 {
     char c = t->s[r->at];
     bool separates = is_blank(c) || ((c == ',' || c == ';') && r->level);
-    int tag = tags_at(t, r->at, r->ends), comment = r->part == AT_KEY ? comment_at(t, r->at) : 0;
+    int tag = tags_at(t, r->at, r->ends), skip = r->part == AT_KEY ? comment_at(t, r->at) : 0;
     if (tag) return tag > 0 ? VALUE_TAG : VALUE_MORE;
-    if (comment < 0) return VALUE_MORE;
-    r->at += (size_t)comment;
-    if (comment) return ON;
+    if (!skip && !is_blank(c)) skip = space_at(t, r->at);
+    if (skip < 0) return VALUE_MORE;
+    r->at += (size_t)skip;
+    if (skip) return ON;
     switch (r->part) {
     case AT_KEY:
         if (is_closer(c)) return pop(r, t);

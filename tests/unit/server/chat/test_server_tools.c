@@ -416,6 +416,10 @@ static const struct {
     {&xml, OPEN_F P("s", "x") "<parameter=i>\n5\n" XPARIS, GOT_SI GOT_PARIS},
     {&xml, OPEN_F P("s", "x") "<parameter=i>\n5\n" F("get_weather", P("city", "Paris")), GOT_SI GOT_PARIS},
     {&xml, "<tool_call>\n<function=bare>\n</invoke>\n</tool_call>", "[bare {}]"},
+    {&xml, OPEN_F P("s", "x") P("i", "5") "</func>\n</tool_call>", GOT_SI},
+    {&xml, OPEN_F P("s", "x") P("i", "5") "</f>\n" XPARIS, GOT_SI GOT_PARIS},
+    {&xml, OPEN_F P("s", "x") P("i", "5") "</invoke>\n\nDone.", "Done." GOT_SI},
+    {&xml, OPEN_F P("s", "x") "<parameter=i>\n5\n</param>\n</invoke>\nDone.", "Done." GOT_SI},
     {&xml, CALL(PARIS "\n</function_call>"), GOT_PARIS},
     /* values with tags of their own */
     {&xml, XML("f", P("s", "<invoke>\n<tool>x</tool>\n</invoke>") P("i", "5")),
@@ -426,6 +430,8 @@ static const struct {
     {&xml, OPEN_F "<parameter=s>\n<p>a</p>\n" P("i", "5") END_F, "[f {\"s\": \"<p>a</p>\", \"i\": 5}]"},
     {&xml, XML("f", P("s", "<config>\n<parameter>x</parameter>\n</config>")),
      "[f {\"s\": \"<config>\\n<parameter>x</parameter>\\n</config>\"}]"},
+    {&xml, XML("f", P("s", "<function=bare>") P("i", "5")), "[f {\"s\": \"<function=bare>\", \"i\": 5}]"},
+    {&xml, XML("f", P("i", "5") P("s", "<function=bare>")), "[f {\"i\": 5, \"s\": \"<function=bare>\"}]"},
     {&glm,
      CALL("f\n<arg_key>s</arg_key>\n<arg_value>x</arg_key>\n<arg_key>i</arg_key>\n<arg_value>5</arg_value>"),
      GOT_SI},
@@ -452,6 +458,21 @@ static const struct {
     {&mistral, "[TOOL_CALLS] So: f[ARGS]{\"s\": 1}", "[f {\"s\": 1}]"},
     {&lfm2, "<|tool_call_start|>Here: [f(s=\"x\", i=5)]<|tool_call_end|>", GOT_SI},
     {&bare, "\xEF\xBB\xBF" PARIS "\xC2\xA0", GOT_PARIS},
+/* white space of any kind between the parts of a call */
+#define SP "\n\xC2\xA0\xE2\x80\x83\xEF\xBB\xBF"
+    {&tools,
+     CALL("{" SP "\"name\":" SP "\"f\"," SP "\"arguments\": {" SP "\"s\":" SP "\"x\"," SP "\"i\": 5" SP "}" SP
+          "}"),
+     "[f {\"s\": \"x\", \"i\": 5}]"},
+    {&tools, CALL(PARIS) SP CALL(PARIS), GOT_PARIS GOT_PARIS},
+    {&mistral, "[TOOL_CALLS]f" SP "[ARGS]" SP "{\"s\":" SP "1}", "[f {\"s\": 1}]"},
+    {&lfm2, "<|tool_call_start|>[f(" SP "s=\"x\"," SP "i=5" SP ")]<|tool_call_end|>", GOT_SI},
+    {&xml, "<tool_call>\n<function=f>" SP P("s", "x") SP P("i", SP "5" SP) SP "</function>" SP "</tool_call>",
+     GOT_SI},
+    {&glm,
+     CALL("f" SP "<arg_key>s</arg_key>" SP "<arg_value>x</arg_value>" SP
+          "<arg_key>i</arg_key>\n<arg_value>" SP "5" SP "</arg_value>" SP),
+     GOT_SI},
     /* the end comes early */
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</param", "[f {\"s\": \"x\\n</param"},
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n", "[f {\"s\": \"x\\n"},
