@@ -16,7 +16,8 @@ quiet and flooded, and what the floods got. Per flood these count, in the closin
   the answer   has the text and the log-probs that it had in the quiet
 
 Times are those of this machine: the floods run here too, with less right to the processor (nice 10), and with
-few cores the quiet times beside them say more. Everything goes to 127.0.0.0/8."""
+few cores the quiet times beside them say more; "cores: x3" is a server whose threads had to wait for a core
+for twice as long as they ran. Everything goes to 127.0.0.0/8."""
 
 import argparse
 import base64
@@ -462,6 +463,19 @@ def start(args, model):
     return p, int(line.rsplit(":", 1)[1])
 
 
+def scheduled(pid):
+    """-> nanoseconds that a process's threads have run, and that they have waited for a core"""
+    ran = waited = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as f:
+                run, wait, _ = map(int, f.read().split())
+        except OSError:  # it has ended
+            continue
+        ran, waited = ran + run, waited + wait
+    return ran, waited
+
+
 def milliseconds(times):
     return f"{max(times) * 1000:6.0f} ({statistics.median(times) * 1000:4.0f})" if times else "-"
 
@@ -514,6 +528,7 @@ def floods_of(args, model, plan):
     try:
         for kind, floods in plan.items():
             all_times, got, faults = [[], [], [], []], collections.Counter(), []
+            ran, waited = scheduled(p.pid)
             for i in floods:
                 quiet, flooded, own = one_flood(kind, i, port, victim, args.seconds)
                 times = [quiet[0], flooded[0], quiet[1], flooded[1]]
@@ -534,7 +549,8 @@ def floods_of(args, model, plan):
                     show(f"  {kind}:{i}", times, own)
                 if p.poll() is not None:
                     sys.exit(f"flood.py: the server ended in {kind}:{i}, exit {p.returncode}")
-            show(f"{kind}, {len(floods)}", all_times, got)
+            busy = [b - a for a, b in zip((ran, waited), scheduled(p.pid))]
+            show(f"{kind}, {len(floods)}", all_times, got, f"; cores: x{1 + busy[1] / max(busy[0], 1):.1f}")
             if faults:
                 print("\n".join(faults), flush=True)
     finally:
@@ -548,9 +564,9 @@ def floods_of(args, model, plan):
     return passed + ended, failed + (not ended)
 
 
-def show(what, times, got):
+def show(what, times, got, more=""):
     most = ", ".join(f"{k} {v}" for k, v in collections.Counter(got).most_common(5))
-    print(f"{what:<20} {'  '.join(milliseconds(t) for t in times)}   {most}", flush=True)
+    print(f"{what:<20} {'  '.join(milliseconds(t) for t in times)}   {most}{more}", flush=True)
 
 
 if __name__ == "__main__":
