@@ -37,6 +37,8 @@ static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
         [CONN_LINGER] = {"CONN_LINGER", 0},
     };
     ASSERT_NEXT(rules, n->phase, phase, "connection %d", n->tcp);
+    n->loop->bodies += phase == CONN_BODY;
+    n->loop->bodies -= n->phase == CONN_BODY;
     n->phase = phase;
     n->phase_us = now;
 }
@@ -58,6 +60,7 @@ static void release(struct conn *n)
     if (n->next) n->next->prev = n->prev;
     l->srv->conn_count--;
     l->closing -= n->tcp < 0;
+    l->bodies -= n->phase == CONN_BODY;
     share_sub(n->share, SHARE_BODIES, n->ws_bytes);
     share_release(n->share);
     websocket_free(n->ws);
@@ -377,8 +380,10 @@ static void client_ended(struct conn *n)
 static void from_client(struct conn *n)
 {
     static char bytes[READ_CHUNK];
-    ssize_t k =
-        n->tls ? tls_recv(n->tls, bytes, sizeof bytes) : recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
+    size_t most = sizeof bytes; /* of many bodies less each, so that what is short waits less for its turn */
+    if (n->phase == CONN_BODY && n->loop->bodies > TURN_BODIES) most = most * TURN_BODIES / n->loop->bodies;
+    if (most < READ_LEAST) most = READ_LEAST;
+    ssize_t k = n->tls ? tls_recv(n->tls, bytes, sizeof bytes) : recv(n->tcp, bytes, most, MSG_DONTWAIT);
     if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (k < 0 || (k == 0 && n->phase == CONN_LINGER)) {
         drop(n);

@@ -6,7 +6,9 @@
 #include "server/http/event_loop.h"
 #include "server/http/http_parser.h"
 
-#define READ_CHUNK 65536u /* bytes per read, and of buffered pipelined requests */
+#define READ_CHUNK  65536u /* bytes per read, and of buffered pipelined requests */
+#define READ_LEAST  4096u
+#define TURN_BODIES 16u /* bodies that are read in whole chunks */
 
 struct conn {
     struct loop *loop;

@@ -41,6 +41,7 @@ struct loop {
     struct conn *adding; /* being handed to libmicrohttpd */
     uint32_t conn_max, conn_spare; /* places; a few more for what isn't idle for long */
     uint32_t closing, over;        /* of conn_count: their sockets are closed; they are being refused */
+    uint32_t bodies;               /* connections that receive one */
     uint64_t ws_count;             /* WebSockets opened so far */
 
     struct tls_cert *cert; /* --tls-cert, as last read; NULL: plain HTTP */
