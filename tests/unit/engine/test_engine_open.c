@@ -90,7 +90,7 @@ static void test_refusals(void **state)
     o = good, o.kv_bytes = 100;
     refused(o, ST_NOMEM, "don't hold one block");
     o = good, o.kv_bytes = UINT64_MAX / 2;
-    refused(o, ST_NOMEM, "are free");
+    refused(o, ST_NOMEM, "use at most");
     o = good, o.sequences_max = 1u << 20;
     refused(o, ST_INVALID, "sequences");
     o = good, o.batch_tokens_max = 1u << 30;
