@@ -238,7 +238,7 @@ SLOW = {  # text, and the least of it that stays
     "fractions": (MATH % (r"\frac{1}{" * 300 + "x" + "}" * 300), .9),
     "accents": (MATH % (r"\hat{" * 30 + "x" + "}^2" * 30), .1),
     "a macro": (MATH % (r"\def\a{a}" + r"\edef\a{\a\a\a\a}" * 12 + r"\a"), .9),
-    "many formulas": (30 * (MATH % (r"\begin{matrix}" + (r"1&" * 20 + r"\\") * 15 + r"\end{matrix}") +
+    "many formulas": (30 * (MATH % (r"\begin{matrix}" + (r"1&" * 10 + r"\\") * 15 + r"\end{matrix}") +
                             "\n\n"), .5),
     "much code": ("```python\n" + "x = [1, 2]\n" * 40000 + "```", .9),
     "a long line": ("```perl\n" + "s/" * 45000 + "\n```", .9),

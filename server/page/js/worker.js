@@ -1,5 +1,5 @@
 /* KaTeX and highlight.js where they can be stopped: a short text can take them forever. */
-const LIBRARY = {math: 'katex', code: 'highlight'}, FORMULA = 2500, SPANS = 10000;
+const LIBRARY = {math: 'katex', code: 'highlight'}, FORMULA = 1500, SPANS = 10000;
 const states = new Map(); /* of the highlighter, at the end of what it has seen of a block that grows */
 
 const work = {
