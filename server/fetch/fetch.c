@@ -4,11 +4,10 @@
 #include "config/base/clock.h"
 #include "config/base/log.h"
 #include "server/fetch/address.h"
-#include "server/fetch/ca_file.h"
+#include "server/fetch/easy.h"
 #include "server/fetch/rules.h"
 #include "server/media/codec.h"
 #include "server/shares/shares.h"
-#include "config/options.h"
 
 #include <netdb.h>
 #include <pthread.h>
@@ -24,7 +23,7 @@
 #define HELD_MAX         (512u << 20) /* bytes of all files until their requests take them */
 #define HEAD_MAX         (64u << 10)  /* bytes of a response's header lines */
 #define REDIRECTS_MAX    3u
-#define CONNECT_MS       3000
+#define CONNECT_MS       3000L
 #define IDLE_POLL_MS     1000
 
 struct fetch_job {
@@ -235,19 +234,13 @@ static bool easy_set(struct transfer *t)
     CURL *e = t->easy;
     uint64_t now = now_us() / 1000u;
     long left = t->deadline_ms > now ? (long)(t->deadline_ms - now) : 1;
-    unsigned bad = 0;
+    unsigned bad = !easy_begin(e, left < CONNECT_MS ? left : CONNECT_MS, body_chunk, t);
     bad |= curl_easy_setopt(e, CURLOPT_CURLU, t->url);
-    bad |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
+    bad |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers);
     bad |= curl_easy_setopt(e, CURLOPT_PROXY, ""); /* none, whatever the environment says */
     bad |= curl_easy_setopt(e, CURLOPT_NOPROXY, "*");
     bad |= curl_easy_setopt(e, CURLOPT_NETRC, (long)CURL_NETRC_IGNORED);
-    bad |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
-    bad |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers);
-    bad |= curl_easy_setopt(e, CURLOPT_USERAGENT, "kvasir/" KVASIR_VERSION);
-    if (ca_file()) bad |= curl_easy_setopt(e, CURLOPT_CAINFO, ca_file());
-    bad |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     bad |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, left);
-    bad |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, left < CONNECT_MS ? left : (long)CONNECT_MS);
     bad |= curl_easy_setopt(e, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)f->opt.bytes_max);
     /* Connections are not shared between requests: each has its own address check. */
     bad |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
@@ -258,9 +251,6 @@ static bool easy_set(struct transfer *t)
     bad |= curl_easy_setopt(e, CURLOPT_OPENSOCKETDATA, t);
     bad |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, head_line);
     bad |= curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
-    bad |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, body_chunk);
-    bad |= curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
-    bad |= curl_easy_setopt(e, CURLOPT_PRIVATE, t);
     return !bad && !curl_multi_add_handle(f->multi, e);
 }
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fts.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,19 +15,21 @@
 
 #define FOLDER "models--"
 
-char *hub_repo_dir(const struct hub *h, const char *repo)
+char *hub_text(const char *format, ...)
 {
-    char *dir;
-    const char *slash = strchr(repo, '/');
-    int n = slash ? asprintf(&dir, "%s/" FOLDER "%.*s--%s", h->cache, (int)(slash - repo), repo, slash + 1)
-                  : asprintf(&dir, "%s/" FOLDER "%s", h->cache, repo);
-    return n < 0 ? NULL : dir;
+    char *text;
+    va_list args;
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0) text = NULL;
+    va_end(args);
+    return text;
 }
 
-char *hub_cache_path(const char *repo_dir, const char *kind, const char *name, const char *more)
+char *hub_repo_dir(const struct hub *h, const char *repo)
 {
-    char *path;
-    return asprintf(&path, "%s/%s/%s%s", repo_dir, kind, name, more) < 0 ? NULL : path;
+    int org = (int)strcspn(repo, "/");
+    return repo[org] ? hub_text("%s/" FOLDER "%.*s--%s", h->cache, org, repo, repo + org + 1)
+                     : hub_text("%s/" FOLDER "%s", h->cache, repo);
 }
 
 enum status hub_mkdirs(const char *path, struct err *err)
@@ -46,7 +49,7 @@ enum status hub_mkdirs(const char *path, struct err *err)
 
 bool hub_ref_read(const char *repo_dir, const char *rev, char commit[HUB_COMMIT_LEN + 1])
 {
-    char *path = hub_cache_path(repo_dir, "refs", rev, ""), *text = NULL;
+    char *path = hub_text("%s/refs/%s", repo_dir, rev), *text = NULL;
     size_t len = 0;
     bool ok = path && !file_text(path, 256, &text, &len, NULL);
     if (ok) {
@@ -61,12 +64,9 @@ bool hub_ref_read(const char *repo_dir, const char *rev, char commit[HUB_COMMIT_
 
 enum status hub_ref_write(const char *repo_dir, const char *rev, const char *commit, struct err *err)
 {
-    char *path = hub_cache_path(repo_dir, "refs", rev, ""), *temp = NULL;
-    if (!path || asprintf(&temp, "%s.%d.tmp", path, (int)getpid()) < 0) {
-        free(path);
-        return err_nomem(err, repo_dir);
-    }
-    enum status st = hub_mkdirs(path, err);
+    char *path = hub_text("%s/refs/%s", repo_dir, rev),
+         *temp = hub_text("%s/refs/%s.%d.tmp", repo_dir, rev, (int)getpid());
+    enum status st = path && temp ? hub_mkdirs(path, err) : err_nomem(err, repo_dir);
     FILE *f = st ? NULL : fopen(temp, "w");
     bool ok = f && fputs(commit, f) >= 0;
     ok = f && !fclose(f) && ok && !rename(temp, path);
@@ -79,8 +79,7 @@ enum status hub_ref_write(const char *repo_dir, const char *rev, const char *com
 enum status hub_link(const char *repo_dir, const char *commit, const struct hub_file *f, struct err *err)
 {
     char target[3 * HUB_PATH_MAX] = "", old[3 * HUB_PATH_MAX];
-    char *dir = hub_cache_path(repo_dir, "snapshots", commit, ""),
-         *path = dir ? file_join(dir, f->path) : NULL;
+    char *path = hub_text("%s/snapshots/%s/%s", repo_dir, commit, f->path);
     enum status st = path ? hub_mkdirs(path, err) : err_nomem(err, f->path);
     for (const char *p = f->path; (p = strchr(p, '/')); p++) strcat(target, "../");
     strcat(strcat(target, "../../blobs/"), f->hash);
@@ -92,7 +91,6 @@ enum status hub_link(const char *repo_dir, const char *commit, const struct hub_
                                                           (errno = EEXIST)))) /* no link of another process */
             st = err_set(err, ST_IO, "can't make the link %s: %s", path, strerror(errno));
     }
-    free(dir);
     free(path);
     return st;
 }
@@ -182,7 +180,7 @@ static enum status tree_remove(const char *dir, struct err *err)
 
 static void drop(const char *dir, const char *kind, const char *name)
 {
-    char *path = hub_cache_path(dir, kind, name, "");
+    char *path = hub_text("%s/%s/%s", dir, kind, name);
     if (path) (void)unlink(path);
     free(path);
 }
@@ -217,16 +215,16 @@ enum status hub_remove(const struct hub *h, const char *name, struct err *err)
     if (!st && n.file[0])
         st = err_set(err, ST_INVALID, "%.200s: a model is removed as a whole, without \":\"", name);
     if (st) return st;
-    char *dir = hub_repo_dir(h, n.repo), *locks = NULL, *snapshot = NULL, commit[HUB_COMMIT_LEN + 1] = "";
-    if (!dir || asprintf(&locks, "%s/.locks/%s", h->cache, strrchr(dir, '/') + 1) < 0)
-        st = err_nomem(err, name);
+    char *dir = hub_repo_dir(h, n.repo), *snapshot = NULL, commit[HUB_COMMIT_LEN + 1] = "";
+    char *locks = dir ? hub_text("%s/.locks/%s", h->cache, strrchr(dir, '/') + 1) : NULL;
+    if (!locks) st = err_nomem(err, name);
     else if (access(dir, F_OK)) st = err_set(err, ST_NOT_FOUND, "%s is not in %s", n.repo, h->cache);
     else if (!strchr(name, '@')) {
         st = tree_remove(dir, err);
         if (!st) st = tree_remove(locks, err);
     } else {
         if (!hub_ref_read(dir, n.rev, commit) && hub_is_hash(n.rev, HUB_COMMIT_LEN)) strcpy(commit, n.rev);
-        snapshot = hub_cache_path(dir, "snapshots", commit, "");
+        snapshot = hub_text("%s/snapshots/%s", dir, commit);
         if (!commit[0] || !snapshot || access(snapshot, F_OK))
             st = err_set(err, ST_NOT_FOUND, "%s has no revision %s in %s", n.repo, n.rev, h->cache);
         else st = tree_remove(snapshot, err);

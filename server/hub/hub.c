@@ -40,9 +40,8 @@ static char *url_escape(const char *text, bool slashes)
 
 static char *file_url(const struct pull *p, const char *path)
 {
-    char *part = url_escape(path, true), *url = NULL;
-    if (!part || asprintf(&url, "%s/%s/resolve/%s/%s", p->hub.endpoint, p->name.repo, p->commit, part) < 0)
-        url = NULL;
+    char *part = url_escape(path, true);
+    char *url = part ? hub_text("%s/%s/resolve/%s/%s", p->hub.endpoint, p->name.repo, p->commit, part) : NULL;
     free(part);
     return url;
 }
@@ -85,12 +84,12 @@ static enum status list_read(struct pull *p, const char *text, size_t len, struc
 static enum status list_fetch(struct pull *p, struct err *err)
 {
     struct buf body;
-    char *rev = url_escape(p->name.rev, false), *url = NULL;
+    char *rev = url_escape(p->name.rev, false);
+    char *url =
+        rev ? hub_text("%s/api/models/%s/revision/%s?blobs=true", p->hub.endpoint, p->name.repo, rev) : NULL;
     buf_init(&body, LIST_MAX);
-    bool ok = rev && asprintf(&url, "%s/api/models/%s/revision/%s?blobs=true", p->hub.endpoint, p->name.repo,
-                              rev) >= 0;
     struct hub_get get = {.what = HUB_BODY, .url = url, .body = &body};
-    enum status st = ok ? hub_http(&p->hub, &get, 1, p->name.repo, err) : err_nomem(err, "a URL");
+    enum status st = url ? hub_http(&p->hub, &get, 1, p->name.repo, err) : err_nomem(err, "a URL");
     if (!st) st = list_read(p, body.data ? body.data : "", body.len, err);
     buf_fini(&body);
     free(rev);
@@ -109,8 +108,7 @@ static enum status space_check(const struct pull *p, const struct hub_get *gets,
     for (const struct hub_get *g = gets; g < gets + count; g++)
         if (stat(g->blob, &sb)) /* else it is there, or its place is */
             need += fmax((double)g->file->size - (stat(g->part, &sb) ? 0 : (double)sb.st_size), 0);
-    if (need <= 0 || statvfs(p->dir, &fs)) return ST_OK;
-    double has = (double)fs.f_bavail * (double)fs.f_frsize;
+    double has = statvfs(p->dir, &fs) ? need : (double)fs.f_bavail * (double)fs.f_frsize;
     if (need <= has) return ST_OK;
     return err_set(
         err, ST_TOO_LARGE,
@@ -142,15 +140,14 @@ static enum status gets_make(struct pull *p, enum hub_what what, struct hub_get 
         while (what == HUB_BLOB && same < *count && strcmp((*gets)[same].file->hash, f->hash) != 0) same++;
         if (what == HUB_BLOB && same < *count) continue;
         struct hub_get *g = &(*gets)[(*count)++];
-        *g = (struct hub_get){.what = what,
-                              .url = file_url(p, f->path),
-                              .file = f,
-                              .blob = hub_cache_path(p->dir, "blobs", f->hash, ""),
-                              .part = hub_cache_path(p->dir, "blobs", f->hash, ".incomplete")};
-        bool ok =
-            asprintf(&g->lock, "%s/.locks/%s/%s.lock", p->hub.cache, strrchr(p->dir, '/') + 1, f->hash) >= 0;
-        if (!ok) g->lock = NULL;
-        if (ok && g->url && g->blob && g->part) continue;
+        *g = (struct hub_get){
+            .what = what,
+            .url = file_url(p, f->path),
+            .file = f,
+            .blob = hub_text("%s/blobs/%s", p->dir, f->hash),
+            .part = hub_text("%s/blobs/%s.incomplete", p->dir, f->hash),
+            .lock = hub_text("%s/.locks/%s/%s.lock", p->hub.cache, strrchr(p->dir, '/') + 1, f->hash)};
+        if (g->url && g->blob && g->part && g->lock) continue;
         gets_free(*gets, *count);
         *gets = NULL;
     }
@@ -188,7 +185,7 @@ static enum status wanted_get(struct pull *p, struct err *err)
 static enum status snapshot_name(struct pull *p, struct err *err)
 {
     free(p->snapshot);
-    p->snapshot = hub_cache_path(p->dir, "snapshots", p->commit, "");
+    p->snapshot = hub_text("%s/snapshots/%s", p->dir, p->commit);
     return p->snapshot ? ST_OK : err_nomem(err, p->dir);
 }
 

@@ -18,7 +18,7 @@ struct hub {
     char *endpoint; /* https://huggingface.co, without a slash at its end */
     char *token;    /* NULL = none */
     bool offline;
-    unsigned timeout_s; /* without a byte */
+    unsigned timeout_s; /* below the floor of speed */
 };
 enum status hub_open(struct hub *h, struct err *err) KV_MUST_CHECK;
 void hub_close(struct hub *h);
@@ -59,8 +59,9 @@ enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out,
                              struct err *err) KV_MUST_CHECK;
 
 /* ---- cache.c: DIR/models--ORG--NAME/{blobs,refs,snapshots} ---- */
-char *hub_repo_dir(const struct hub *h, const char *repo); /* NULL: out of memory */
-char *hub_cache_path(const char *repo_dir, const char *kind, const char *name, const char *more);
+/* NULL: out of memory */
+char *hub_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+char *hub_repo_dir(const struct hub *h, const char *repo);
 bool hub_ref_read(const char *repo_dir, const char *rev, char commit[HUB_COMMIT_LEN + 1]);
 enum status hub_ref_write(const char *repo_dir, const char *rev, const char *commit,
                           struct err *err) KV_MUST_CHECK;
@@ -82,17 +83,11 @@ struct hub_get {
     struct hub_file *file;
     char *blob, *part; /* blobs/HASH, and blobs/HASH.incomplete until it is whole */
     char *lock;        /* huggingface_hub's, for other processes */
-    /* http.c's own */
-    char *direct; /* where redirects have led to: no token goes there */
-    int fd, lock_fd;
-    void *digest; /* gnutls_hash_hd_t of the first `have` bytes */
-    uint64_t have, next, resumed;
-    bool open, whole, again, done;
 };
 /* Whether its blob has its hash. It is read once: the lock's file, if it can be written, remembers that. */
 bool hub_blob_good(const struct hub_get *g, int lock_fd);
 /* ST_AGAIN: the hub can't be reached. ST_NOT_FOUND, ST_INVALID (no access): what the hub has said. */
-enum status hub_http(const struct hub *h, struct hub_get *gets, size_t count, const char *repo,
+enum status hub_http(const struct hub *h, const struct hub_get *gets, size_t count, const char *repo,
                      struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -11,9 +11,10 @@ import time
 import urllib.parse
 
 FAULTS = {
-    "dropped": "a connection of the CDN ends in the middle, once per range",
+    "dropped": "each connection of the CDN ends after a megabyte",
     "dropped_always": "a connection of the CDN ends before the first byte",
-    "stalls": "the CDN sends half of the first range, then nothing",
+    "stalls": "the CDN sends a megabyte, then nothing, once",
+    "busy_again": "a connection of the CDN ends in the middle, and the next gets 503 with a text",
     "drips": "the CDN sends five bytes a second",
     "drips_and_drops": "and ends each connection after the first",
     "list_drips": "and so does the list",
@@ -38,7 +39,7 @@ FAULTS = {
     "no_ranges": "the CDN ignores Range",
     "no_ranges_dropped": "the CDN ignores Range, and ends each connection in the middle",
     "loop": "the redirect leads to itself",
-    "expires": "a URL of the CDN is good once, then 403",
+    "expires": "the first URL of the CDN has expired: 403",
     "portal": "an HTML page instead of the list",
     "no_commit": "a list without sha",
     "no_hashes": "a list without sizes and hashes: they are in the headers of each file",
@@ -66,6 +67,8 @@ class Repo:
         self.seen = {}  # (what, path) -> count
         self.sent = 0  # bytes of large files
         self.lock = threading.Lock()
+        self.meet = threading.Barrier(8)  # "meets": requests of the CDN wait for each other
+        self.now = self.most = 0
 
     def count(self, *key):
         with self.lock:
@@ -237,20 +240,29 @@ class Cdn(Handler):
                 b"version https://git-lfs.github.com/spec/v1\noid sha256:" + digest.encode() + b"\nsize 1\n"
             )
             return self.answer(206, data)
-        if fault == "expires" and repo.count("used", self.path) > 1:
+        if fault == "meets":
+            self.meets(repo)
+        if fault == "busy_again" and repo.count("request") == 2:
+            return self.answer(503, b"busy")
+        if fault == "expires" and repo.count("used") == 1:
             return self.answer(403, b"<Error>Request has expired</Error>")
         stop = None
         if fault == "dropped_always":
             stop = 0
-        if (
-            fault in ("dropped", "slow")
-            and repo.count("sent", key) == 1
-            or fault == "no_ranges_dropped"
-            or fault == "stalls"
-            and repo.count("s") == 1
-        ):
+        once = fault in ("stalls", "busy_again") and repo.count("s") == 1
+        if once or fault in ("dropped", "slow", "no_ranges_dropped"):
             stop = 1000_000
         ranged(self, data, {}, repo, stop, fault)
+
+    def meets(self, repo):
+        with repo.lock:
+            repo.now += 1
+            repo.most = max(repo.most, repo.now)
+        try:
+            repo.meet.wait(8)  # and none does when one has not come
+        finally:
+            with repo.lock:
+                repo.now -= 1
 
 
 def drip(handler, data):
