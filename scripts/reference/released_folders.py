@@ -228,6 +228,8 @@ def make_weights(out, entry):
                 p.copy_(normal(7, name, p.shape, gain * fan**-0.5))
             elif (p == 1).all() or (p == 0).all():  # norms and biases, from what they begin with
                 p.add_(normal(7, name, p.shape, 0.2))
+            if cls.__name__.startswith("Gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
+                p.mul_(1.5 * p.shape[0] ** -0.25)  # its scores aren't scaled: the norms are small as released
     model.tie_weights()
     made = out / "made"
     model.save_pretrained(made)
@@ -324,14 +326,15 @@ def conversations(vision):
     return out
 
 
-def for_transformers(messages, vision, images):
+def for_transformers(messages, vision, images, entry):
     out = []
     for m in messages:
         parts = [
             {"type": "image", "image": images[p]} if isinstance(p, int) else {"type": "text", "text": p}
             for p in m["content"]
         ]
-        out.append({"role": m["role"], "content": parts if vision else m["content"][0]})
+        listed = vision and not (m["role"] == "system" and entry.get("system") == "text")
+        out.append({"role": m["role"], "content": parts if listed else m["content"][0]})
     return out
 
 
@@ -430,7 +433,7 @@ def check_chats(folder, entry, model, server, faults):
         try:
             inputs = dict(
                 processor.apply_chat_template(
-                    for_transformers(messages, vision, images),
+                    for_transformers(messages, vision, images, entry),
                     tools=tools,
                     tokenize=True,
                     add_generation_prompt=True,
@@ -465,7 +468,7 @@ def check_chats(folder, entry, model, server, faults):
         got = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
         count += 1
         if got != ids and not vision:  # transformers' class may differ from the file
-            chat = for_transformers(messages, vision, images)
+            chat = for_transformers(messages, vision, images, entry)
             more = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
             text = tokenizer.apply_chat_template(chat, **more)
             if got == file.encode(text, add_special_tokens=False).ids:
