@@ -56,8 +56,8 @@ static void smart_resize(double h, double w, double factor, const struct room *r
 }
 
 /* get_aspect_ratio_preserving_size of the processors with budgets, in its doubles. */
-static enum status fill_budget(const struct image_config *cfg, uint64_t area, uint32_t width,
-                               uint32_t height, uint32_t *to_width, uint32_t *to_height, struct err *err)
+static enum status fill_budget(const struct image_config *cfg, uint64_t area, uint32_t width, uint32_t height,
+                               uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
     uint32_t factor = cfg->patch * cfg->merge, places = cfg->places ? cfg->places * cfg->patch : SIDE_MAX;
     double h = (double)height, w = (double)width, side = (double)factor, scale = sqrt((double)area / (h * w)),

@@ -369,7 +369,7 @@ static void test_config_hostile(void **state)
         {"{\"model_type\":\"gemma3_text\",\"rope_theta\":-1}", ST_FORMAT, "rope_theta"},
         {"{\"model_type\":\"gemma3_text\",\"rms_norm_eps\":1e999}", ST_FORMAT, "rms_norm_eps"},
         {"{\"model_type\":\"gemma3_text\",\"query_pre_attn_scalar\":0}", ST_FORMAT, "query_pre_attn_scalar"},
-        {"{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"silu\"}", ST_UNSUPPORTED,
+        {"{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"relu\"}", ST_UNSUPPORTED,
          "hidden_activation"},
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,\"2\"]}", ST_FORMAT, "eos_token_id"},
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}",
@@ -445,7 +445,8 @@ static enum status inspect(struct err *err)
     char text[8192];
     struct engine_options opt = {
         .model_dir = scratch, .threads = 1, .kernels = "reference", .kv_bytes = 1u << 20};
-    return engine_inspect(&opt, text, sizeof text, err);
+    struct engine_inspected seen;
+    return engine_inspect(&opt, text, sizeof text, &seen, err);
 }
 
 static void mutate(char *p, size_t n)

@@ -17,10 +17,17 @@ struct shape {
     bool tiled, times, bias; /* times, bias: of the convolution */
 };
 static const struct shape shapes[] = {
-    {1, 1, 8, 8, 2, false, false},     {2, 6, 24, 10, 3, false, false}, {2, 4, 16, 33, 4, true, false},
-    {1, 2, 128, 128, 4, false, false}, {3, 3, 5, 64, 7, false, false},  {2, 2, 130, 40, 16, false, false},
-    {1, 2, 70, 80, 3, false, true},    {2, 2, 9, 8, 5, true, true},     {1, 2, 70, 80, 4, false, true, true},
-    {1, 2, 128, 128, 4, .bias = true}};
+    {.keys = 1, .values = 1, .dk = 8, .dv = 8, .k = 2},
+    {.keys = 2, .values = 6, .dk = 24, .dv = 10, .k = 3},
+    {.keys = 2, .values = 4, .dk = 16, .dv = 33, .k = 4, .tiled = true},
+    {.keys = 1, .values = 2, .dk = 128, .dv = 128, .k = 4},
+    {.keys = 3, .values = 3, .dk = 5, .dv = 64, .k = 7},
+    {.keys = 2, .values = 2, .dk = 130, .dv = 40, .k = 16},
+    {.keys = 1, .values = 2, .dk = 70, .dv = 80, .k = 3, .times = true},
+    {.keys = 2, .values = 2, .dk = 9, .dv = 8, .k = 5, .tiled = true, .times = true},
+    {.keys = 1, .values = 2, .dk = 70, .dv = 80, .k = 4, .times = true, .bias = true},
+    {.keys = 1, .values = 2, .dk = 128, .dv = 128, .k = 4, .bias = true},
+};
 
 /* One problem: inputs of a sequence and of another one next to it, and the weights. */
 struct data {
