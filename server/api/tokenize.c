@@ -178,6 +178,7 @@ static void read_end(struct gen *g)
 #define START(endpoint, dialect, work)                                                                       \
     static void endpoint##_job(struct request *r)                                                            \
     {                                                                                                        \
+        r->gen->counting = true;                                                                             \
         work(r);                                                                                             \
         read_end(r->gen);                                                                                    \
     }                                                                                                        \

@@ -216,6 +216,7 @@ struct gen {
     bool inside_reasoning; /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
+    bool counting; /* no sequence is made: the prompt may be longer than the context */
     /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
     struct gen_image *images;
     uint32_t image_count;

@@ -13,11 +13,11 @@
 #include <string.h>
 
 /* Above the context, so that the message for a moderate excess can name the exact number; not far, so that
- * more costs no time. What is truncated is tokenized first. */
+ * more costs no time. What is truncated is tokenized first, and clients count to learn what to cut. */
 uint32_t gen_ids_max(const struct gen *g)
 {
     uint64_t context = g->r->srv->model->caps.context_max;
-    uint64_t m = g->p.has_truncate ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
+    uint64_t m = g->p.has_truncate || g->counting ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
     return m > (1u << 28) ? 1u << 28 : (uint32_t)m;
 }
 
