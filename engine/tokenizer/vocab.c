@@ -1,5 +1,6 @@
 /* The vocabulary: literals and their index, the table of merges, the bytes of a token, and the proof of where
  * a text may be cut. Writes only during load. */
+#include "config/base/hex.h"
 #include "config/base/json.h"
 #include "config/base/log.h"
 #include "config/base/utf8.h"
@@ -92,18 +93,22 @@ struct scratch {
     size_t cap;
 };
 
+static enum status scratch_room(struct scratch *tmp, size_t len)
+{
+    if (len <= tmp->cap) return ST_OK;
+    char *p = realloc(tmp->p, 2 * len);
+    if (!p) return ST_NOMEM;
+    *tmp = (struct scratch){p, 2 * len};
+    return ST_OK;
+}
+
 static enum status get_string(const struct json_doc *d, uint32_t node, struct scratch *tmp, const char **s,
                               size_t *len)
 {
     if (json_kind(d, node) != JSON_STRING) return ST_FORMAT;
     *s = json_raw(d, node, len);
     if (!d->nodes[node].escaped) return ST_OK;
-    if (*len > tmp->cap) {
-        char *p = realloc(tmp->p, *len * 2);
-        if (!p) return ST_NOMEM;
-        tmp->p = p;
-        tmp->cap = *len * 2;
-    }
+    if (scratch_room(tmp, *len)) return ST_NOMEM;
     if (!json_str_copy(d, node, tmp->p, tmp->cap, len)) return ST_FORMAT;
     *s = tmp->p;
     return ST_OK;
@@ -395,14 +400,6 @@ static bool unmap_bytes(const short map[0x144], const char *s, size_t len, char 
     return true;
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return -1;
-}
-
 /* "<0xNN>" -> NN, otherwise -1. */
 static int byte_literal(const char *s, size_t len)
 {
@@ -450,15 +447,7 @@ static enum status fill_texts(struct tokenizer *t)
             st = sp_text(t, id, s, len);
             continue;
         }
-        if (len > tmp.cap) {
-            char *p = realloc(tmp.p, 2 * len);
-            if (!p) {
-                st = ST_NOMEM;
-                break;
-            }
-            tmp.p = p;
-            tmp.cap = 2 * len;
-        }
+        if ((st = scratch_room(&tmp, len))) break;
         size_t n = 0;
         bool mapped = !(t->flags[id] & TOK_ADDED) && len > 0 && unmap_bytes(map, s, len, tmp.p, &n);
         st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, mapped ? tmp.p : s, mapped ? n : len,
