@@ -81,12 +81,13 @@ static void put_operations(json_t *doc)
 /* To the schema's "properties" what its "x-alike" says. */
 static void put_alike(json_t *schema)
 {
-    json_t *row, *name;
-    size_t i, k;
+    json_t *properties = json_object_get(schema, "properties"), *row;
+    size_t i;
     json_array_foreach(json_object_get(schema, "x-alike"), i, row)
     {
-        json_array_foreach(row, k, name) if (k)(void) json_object_set(
-            json_object_get(schema, "properties"), json_string_value(name), json_array_get(row, 0));
+        for (size_t k = 1; k < json_array_size(row); k++)
+            (void)json_object_set(properties, json_string_value(json_array_get(row, k)),
+                                  json_array_get(row, 0));
     }
     (void)json_object_del(schema, "x-alike");
 }
