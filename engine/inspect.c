@@ -4,6 +4,7 @@
 
 #include "config/base/buf.h"
 #include "config/base/json.h"
+#include "config/gguf/gguf.h"
 #include "config/hf/reader.h"
 #include "kernels/cuda_loader.h"
 
@@ -237,6 +238,16 @@ static enum status say_served(struct buf *b, const struct engine *e, bool no_wei
                     r->classifier, no_weights ? ", by config.json; the directory has no weights" : "");
 }
 
+/* The directory has no weights, or not all of them. */
+static bool lacks_weights(const char *dir)
+{
+    struct stf_files *files = NULL;
+    struct err ignored;
+    bool lacks = !gguf_is(dir) && stf_open(dir, &files, &ignored) == ST_NOT_FOUND;
+    stf_close(files);
+    return lacks;
+}
+
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
                            struct engine_inspected *out, struct err *err)
 {
@@ -248,7 +259,8 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     if (cap) *text = '\0';
     if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
-    if (st == ST_NOT_FOUND && !opt->random_weights) { /* is config.json served? */
+    if (st == ST_NOT_FOUND && !opt->random_weights &&
+        lacks_weights(opt->model_dir)) { /* is config.json served? */
         engine_close(e);
         e = calloc(1, sizeof *e);
         if (!e) return err_nomem(err, NULL);

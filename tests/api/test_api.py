@@ -1112,6 +1112,14 @@ def inspect_says_no():
             said = first.startswith(f"served     no: {folder}") and name in first and first[15:] in run.stderr
             check.true(f"inspect, a broken {what}", run.returncode == 1 and said, run)
             check.true("the model is shown", "\nlayers\n" in run.stdout, run)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+        for name in os.listdir(folder):
+            if "processor_config" in name:
+                os.remove(os.path.join(folder, name))
+        run = subprocess.run([BINARY, "inspect", "--model", folder], capture_output=True, text=True)
+        check.true("inspect, no processor", run.returncode == 1 and "has image settings" in run.stderr
+                   and "no weights" not in run.stdout, run)
 
 
 def test_start():
