@@ -92,15 +92,23 @@ static void put_alike(json_t *schema)
     (void)json_object_del(schema, "x-alike");
 }
 
-void api_openapi_start(struct request *r)
+/* The document, made once: on the loop alone. NULL: out of memory. */
+static const char *document(void)
 {
+    static char *text;
+    if (text) return text;
     json_t *doc = json_loads(kvasir_openapi, 0, NULL), *schema;
     const char *key;
     put_operations(doc);
     json_object_foreach(json_object_get(json_object_get(doc, "components"), "schemas"), key, schema)
         put_alike(schema);
-    char *text = json_dumps(doc, 0);
-    request_respond(r, text && !buf_add(&r->response.out, text, strlen(text)) ? 200 : 500);
-    free(text);
+    text = json_dumps(doc, 0);
     json_decref(doc);
+    return text;
+}
+
+void api_openapi_start(struct request *r)
+{
+    const char *text = document();
+    request_respond(r, text && !buf_add(&r->response.out, text, strlen(text)) ? 200 : 500);
 }

@@ -40,6 +40,7 @@ static void open_fixture(struct fixture *f, const char *folder, const char *vari
     if (family_load(dir, NULL, f->config, &f->desc, &err) || tok_load(dir, &f->t, &err) ||
         template_load(dir, &f->chat, &err))
         fail_msg("%s: %s", variant, err.msg);
+    family_resolve(dir, f->config, &f->desc);
     f->m = (struct model_info){
         .family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
     if (f->m.image.present && family_load_images(dir, NULL, f->m.family, &f->m.image.config, &err))
