@@ -147,16 +147,21 @@ static enum status prompt(struct reader *r)
 
 static enum status options(struct reader *r)
 {
-    /* The others (num_ctx, num_gpu ...) are settings of Ollama's engine. */
-    static const char *const names[] = {"temperature", "top_k", "top_p",          "min_p",
-                                        "seed",        "stop",  "repeat_penalty", "presence_penalty",
-                                        "typical_p",   "tfs_z", "mirostat",       "frequency_penalty"};
+    enum { TAKEN = 12 };
+    static const char *const names[] = {
+        "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty", "presence_penalty",
+        "typical_p", "tfs_z", "mirostat", "frequency_penalty",
+        /* read below, or settings of Ollama's engine */
+        "num_predict", "num_ctx", "num_batch", "num_gpu", "num_keep", "num_thread", "main_gpu",
+        "repeat_last_n", "mirostat_eta", "mirostat_tau", "use_mmap", "use_mlock", "penalize_newline", "numa",
+        "low_vram", "vocab_only"};
     json_t *from, *v;
     int64_t most = 0;
     if (reader_object(r, "options", &from) ||
         field_int(r->e, from, "num_predict", INT64_MIN, INT64_MAX, &most, NULL))
         return ST_INVALID;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    gen_note_unknown(r->g, from, names, sizeof names / sizeof *names);
+    for (size_t i = 0; i < TAKEN; i++)
         if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return gen_nomem(r->g);
     if (most > 0 && json_object_set(r->from, "max_tokens", field(from, "num_predict")))
         return gen_nomem(r->g); /* 0 and below: no limit */

@@ -585,6 +585,9 @@ def test_misspelt(s):
         got = s.ok(path, {**body, **odd}).get("warnings")
         check.equal(f"misspelt, {path}", got, want)
         check.true(f"well spelt, {path}", "warnings" not in s.ok(path, body))
+    options = {"num_predict": 1, "tempreature": 0, "num_ctx": 9, "unheard_of": 3}
+    got = s.ok("/api/chat", {"messages": user, "stream": False, "options": options}).get("warnings")
+    check.equal("misspelt in Ollama's options", got, want)
     chunks = s.stream(CHAT, {"messages": user, "max_tokens": 1, **odd})
     check.true("misspelt, streamed", any("warnings" in c for c in chunks), chunks)
     schema = {"type": "array", "items": {"type": "number"}, "uniqueItems": True}
