@@ -22,6 +22,7 @@ struct tls_cert {
 struct tls {
     struct tls_cert *cert;
     gnutls_session_t own;
+    bool begun; /* a part of the handshake may be read: the next byte is any */
 };
 
 static enum status pem_read(const char *flag, const char *path, unsigned pipe_ms, gnutls_datum_t *out,
@@ -97,6 +98,7 @@ void tls_close(struct tls *t)
 
 int tls_handshake(struct tls *t)
 {
+    t->begun = true;
     int rc = gnutls_handshake(t->own);
     if (!rc || !gnutls_error_is_fatal(rc)) return rc == 0;
     (void)gnutls_alert_send_appropriate(t->own, rc); /* the client says which version or suite it lacks */
@@ -106,7 +108,8 @@ int tls_handshake(struct tls *t)
 bool tls_is_plain(const struct tls *t)
 {
     char first;
-    return recv(gnutls_transport_get_int(t->own), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && first >= 'A' &&
+    return !t->begun &&
+           recv(gnutls_transport_get_int(t->own), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && first >= 'A' &&
            first <= 'Z'; /* a TLS record begins with 20 to 24 */
 }
 

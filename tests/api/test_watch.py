@@ -17,6 +17,7 @@ import sys
 import tempfile
 import termios
 import threading
+import time
 import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -230,6 +231,17 @@ def tls_requests(p, port, top, context):
         said = read_all(plain)
         told = said.startswith(b"HTTP/1.1 400 ") and b"write https://" in said
         check.true("plain HTTP is told", told, said)
+    hello, unread = ssl.MemoryBIO(), ssl.MemoryBIO()
+    t = ssl._create_unverified_context().wrap_bio(unread, hello, server_hostname="KVASIR.invalid")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        t.do_handshake()
+    begin, name, rest = hello.read().partition(b"KVASIR")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as s:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        s.sendall(begin)
+        time.sleep(0.3)
+        s.sendall(name + rest)  # in a second packet, which begins like "GET"
+        check.equal("a handshake in two packets", (name, s.recv(1)), (b"KVASIR", b"\x16"))
     with socket.create_connection(("127.0.0.1", port)):  # silent: holds up nobody
         with context.wrap_socket(
             socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1"
