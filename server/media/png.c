@@ -296,7 +296,7 @@ struct pixel_file {
     int end;          /* of inflate */
     bool complete;
     struct image_bytes ready; /* in buffer */
-    uint8_t buffer[HEAD + AROUND + 5 + BLOCK];
+    uint8_t buffer[HEAD + AROUND + 2 + 5 + BLOCK];
 };
 
 /* Inflates the next block to `to`; returns its bytes, 0 at the end of the data or at an error. */
@@ -380,6 +380,7 @@ static enum image_error read_stored(struct png *p, size_t bytes_max, void **stor
     else if (f->z.total_out > bytes_max) st = bad(p, "there is more pixel data than the image has pixels");
     else if (f->end != Z_STREAM_END) st = bad(p, "the pixel data is truncated or corrupt");
     else if (st) st = bad(p, "the pixel data is too short, or has an unknown filter");
+    if (st) free(*stored); /* the rows may be whole */
     free(f);
     return st;
 }

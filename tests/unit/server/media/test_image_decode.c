@@ -371,6 +371,37 @@ static uint8_t *png_with_texts(const struct file *f, size_t count, size_t *len)
     return b;
 }
 
+/* 8 by 8 pixels and more bytes of data than are ignored: in their last block, and before it. */
+static void test_surplus(void **state)
+{
+    (void)state;
+    static const uint8_t head[] =
+        "\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x08\0\0\0\x08\x08\x02\0\0\0\x4b\x6d\x29\xdc";
+    static const uint8_t end[] = "\0\0\0\0IEND\xAE\x42\x60\x82";
+    static const size_t sizes[] = {200 + (64 << 10), 65800, 65 << 11};
+    for (size_t i = 0; i < 3; i++) {
+        uint8_t *plain = calloc(1, sizes[i]), file[1024];
+        uLongf n = sizeof file / 2;
+        size_t at = sizeof head - 1;
+        memcpy(file, head, at);
+        assert_int_equal(compress(file + at + 8, &n, plain, sizes[i]), Z_OK);
+        memcpy(file + at, "\0\0\0\0IDAT", 8);
+        file[at + 2] = (uint8_t)(n >> 8);
+        file[at + 3] = (uint8_t)n;
+        uLong crc = crc32(0, file + at + 4, (uInt)n + 4);
+        at += 8 + n;
+        for (int k = 0; k < 4; k++) file[at++] = (uint8_t)(crc >> (24 - 8 * k));
+        memcpy(file + at, end, sizeof end - 1);
+        struct image_u8 img;
+        struct err err;
+        enum image_error got = decode(file, at + sizeof end - 1, &limits, &img, &err);
+        assert_int_equal(got, i ? IMAGE_BAD_DATA : IMAGE_OK);
+        if (i) assert_non_null(strstr(err.msg, "more pixel data"));
+        else free(img.rgb);
+        free(plain);
+    }
+}
+
 static void test_bombs(void **state)
 {
     (void)state;
@@ -759,11 +790,17 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),          cmocka_unit_test(test_golden_on_white),
-        cmocka_unit_test(test_type_by_content), cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_without_end),     cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_bombs),           cmocka_unit_test(test_uri),
-        cmocka_unit_test(test_uri_round_trip),  cmocka_unit_test(test_key),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_golden_on_white),
+        cmocka_unit_test(test_type_by_content),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_without_end),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_surplus),
+        cmocka_unit_test(test_bombs),
+        cmocka_unit_test(test_uri),
+        cmocka_unit_test(test_uri_round_trip),
+        cmocka_unit_test(test_key),
         cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, load_files, free_files);
