@@ -500,7 +500,10 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
         if (*a != '-') {
             if (only_config) continue;
             enum status st = !i ? model_argument(a, o, err)
-                                : err_set(err, ST_INVALID, "unexpected argument '%.60s' (see --help)", a);
+                                : err_set(err, ST_INVALID,
+                                          "unexpected argument '%.60s': MODEL comes once, before the flags "
+                                          "(see --help)",
+                                          a);
             if (st) return st;
             continue;
         }

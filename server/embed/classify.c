@@ -14,7 +14,8 @@ static enum status read_body(struct gen *g, json_t *root)
 {
     if (!g->r->srv->model->pooling->classifier)
         return api_fail(g->e, 400, "unsupported_model", "model",
-                        "This model is no classifier: config.json names no ...ForSequenceClassification.");
+                        "This model is not a classifier: its architecture is no "
+                        "...ForSequenceClassification class.");
     struct classify_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return gen_nomem(g);
     g->p.pooling = POOL_LAST;

@@ -125,7 +125,7 @@ static void test_bad(void **state)
         {"--max-sequence=4", NULL, "'--max-sequence=4': did you mean --max-sequences?"},
         {"--nonsense", "x", "unknown flag '--nonsense' (see --help)"},
         {"word", NULL, "unexpected argument 'word': a model is a directory, a GGUF file or ORG/NAME"},
-        {"a/b", "c", "unexpected argument 'c' (see --help)"},
+        {"a/b", "c", "unexpected argument 'c': MODEL comes once, before the flags"},
         {"-c", "9", "unknown flag '-c': here it is --max-context N"},
         {"--tool-call-parser", "hermes", "here it is not needed: tool calls follow the chat template"},
         {"--tls-cert", "x", "--tls-cert and --tls-key go together"},
