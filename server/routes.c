@@ -246,6 +246,7 @@ static bool queue_ok(struct request *r)
         return true;
     struct sched_stats st;
     if (server_queue_admits(s, r->response.share)) return true;
+    share_refused(r->response.share, SHARE_QUEUE);
     sched_stats(s->model->sched, &st);
     (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
                    "Too many requests are waiting; try again later.");

@@ -621,6 +621,7 @@ static void submit_failed(struct request *r, enum status st, const struct err *e
     struct api_error *e = &r->response.error, why;
     if (st == ST_UNSUPPORTED) (void)api_fail(e, 503, "server_draining", NULL, "The server is shutting down.");
     if (st == ST_DEVICE) (void)api_fail(e, 503, "engine_dead", NULL, "The engine has failed.");
+    if (st == ST_AGAIN) share_refused(r->response.share, SHARE_QUEUE);
     if (st == ST_AGAIN)
         (void)api_fail(e, 429, "rate_limit_exceeded", NULL,
                        "Too many requests are waiting; try again later.");

@@ -325,6 +325,13 @@ static void take(struct conn *n, const char *data, size_t len)
     flush_up(n);
 }
 
+static void websocket_account(struct conn *n)
+{
+    share_sub(n->share, SHARE_BODIES, n->ws_bytes);
+    n->ws_bytes = n->up.len - n->up_at + websocket_partial(n->ws);
+    share_add(n->share, SHARE_BODIES, n->ws_bytes);
+}
+
 static void from_websocket(struct conn *n, const char *data, size_t len)
 {
     struct server *s = n->loop->srv;
@@ -336,14 +343,13 @@ static void from_websocket(struct conn *n, const char *data, size_t len)
         n->up_at = 0;
     }
     bool ok = websocket_receive(n->ws, data, len);
-    share_sub(n->share, SHARE_BODIES, n->ws_bytes);
-    n->ws_bytes = n->up.len - n->up_at + websocket_partial(n->ws);
-    share_add(n->share, SHARE_BODIES, n->ws_bytes);
+    websocket_account(n);
     if (!ok || !bodies_fit(n, n->share, 0)) {
         drop(n);
         return;
     }
     flush_up(n);
+    websocket_account(n);
     if (websocket_closed(n->ws)) { /* what it was sent is still delivered */
         side_close(&n->pair_poll, &n->pair);
         if (n->request) request_client_gone(n->request);
@@ -451,6 +457,7 @@ static void pair_event(uv_poll_t *p, int status, int events)
         n->up_at = 0;
     }
     if (events & UV_WRITABLE) flush_up(n);
+    if (n->ws) websocket_account(n); /* the request has those bytes now */
     pump_down(n);
 }
 
@@ -630,6 +637,9 @@ void conn_cut(struct request *r)
 
 static void close_idle(struct conn *n)
 {
+    uint64_t sent_us = n->sent_us;
+    if (n->phase == CONN_HEAD) pump_down(n); /* the last response may have just arrived */
+    if (n->down.len > n->down_at && n->sent_us != sent_us) return;
     share_refused(n->share, SHARE_CONNECTIONS);
     if (n->phase == CONN_WEBSOCKET) websocket_close(n->ws, 1013);
     if (n->phase == CONN_BODY) overdue(n, "body");

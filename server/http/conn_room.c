@@ -27,7 +27,9 @@ static bool idle(const struct conn *n, uint64_t now)
                (stalled(n->phase_us, now) &&
                 (!n->request || n->request->http.body_seen < (now - n->phase_us) / 1000 * SLOW_BYTES));
     case CONN_BUSY: return unread;
-    case CONN_WEBSOCKET: return (!n->request && n->up.len == n->up_at) || unread;
+    case CONN_WEBSOCKET:
+        return unread || (!n->request && n->up.len == n->up_at &&
+                          (!websocket_partial(n->ws) || stalled(n->data_us, now)));
     case CONN_LINGER: return true;
     }
     return false;

@@ -25,9 +25,7 @@ bool server_queue_admits(const struct server *s, const struct share *h)
     uint64_t most = s->opt->max_queue;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
-    if (st.waiting < most || share_held(h, SHARE_QUEUE) + st.waiting < 2 * most) return true;
-    share_refused(h, SHARE_QUEUE);
-    return false;
+    return st.waiting < most || share_held(h, SHARE_QUEUE) + st.waiting < 2 * most;
 }
 
 #define HANDOVER_US 5000000u

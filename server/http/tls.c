@@ -108,9 +108,8 @@ int tls_handshake(struct tls *t)
 bool tls_is_plain(const struct tls *t)
 {
     char first;
-    return !t->begun &&
-           recv(gnutls_transport_get_int(t->own), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && first >= 'A' &&
-           first <= 'Z'; /* a TLS record begins with 20 to 24 */
+    return !t->begun && recv(gnutls_transport_get_int(t->own), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 &&
+           first >= 'A' && first <= 'Z'; /* a TLS record begins with 20 to 24 */
 }
 
 bool tls_writes(const struct tls *t)
