@@ -12,7 +12,7 @@
 #define PREFILL_PART 3
 /* The part of the step time used while a tenant that has been served little is among others: it mostly waits
  * for their prefills. */
-#define SHORT_PART (2.0 / 3)
+#define SHORT_PART 0.5
 /* Limit of sequences deferred for another's prefill in one turn: each costs a walk over the waiting ones and
  * comparisons with all running ones. */
 enum { PREFIX_INFLIGHT_MAX = 16 };

@@ -31,7 +31,7 @@ SETUPS = [
     ("gemma4 26b", "gemma4/26b_vision_f32", (1024, 50), [budget(1120), {}]),
     ("gemma4 31b", "gemma4/31b_vision_f32", (1024, 20), [budget(1120), {}]),
     ("gemma4 31b bf16", "gemma4/31b_vision_bf16", (7,), [{}, budget(1120)]),
-    ("gemma4 12b", "gemma4/12b_f32", (1024, 25), [budget(1120), {}]),
+    ("gemma4 12b", "gemma4/12b_f32", (90, 25), [budget(280), {}]),
     ("gemma4 12b released", "gemma4/12b_released_f32", (1, 90), [budget(280)]),
     ("gemma3", "gemma3/vision_f32", (9, 24, 1), [{}]),
     ("gemma3 bf16", "gemma3/vision_bf16", (5,), [{}]),

@@ -43,7 +43,6 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     struct gen *g = calloc(1, sizeof *g);
     if (!r || !g) abort();
     *r = (struct request){.srv = server, .gen = g};
-    r->response.all = &server->response_bytes;
     buf_init(&r->response.out, SIZE_MAX / 4);
     *g = (struct gen){.r = r, .e = &r->response.error, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
