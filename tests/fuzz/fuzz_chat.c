@@ -43,6 +43,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     struct gen *g = calloc(1, sizeof *g);
     if (!r || !g) abort();
     *r = (struct request){.srv = server, .gen = g};
+    r->response.share = share_take(&server->shares, 0);
     buf_init(&r->response.out, SIZE_MAX / 4);
     *g = (struct gen){.r = r, .e = &r->response.error, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
@@ -53,6 +54,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     gen_read_end(g);
     buf_fini(&r->http.body);
     gen_free(g);
+    share_release(r->response.share);
     buf_fini(&r->response.out);
     free(r);
 }
