@@ -17,7 +17,7 @@
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg (+ bias)) * (h Wu (+ bias))) Wd (+ bias)
- *        or, with experts, the weighted sum of that over the row's experts;
+ *        or, in a mixture of experts, the weighted sum of that over the row's experts;
  *        or, with an MLP parallel to the experts,
  *          rms(MLP(h), shared_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
  *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights;
