@@ -6,7 +6,7 @@
 #include "config/base/status.h"
 #include "config/options.h"
 #include "engine/engine.h"
-#include "server/http/model.h"
+#include "server/context/model.h"
 
 /* Engine options from the flags. */
 struct engine_options server_engine_options(const struct options *o, const char *model_dir);

@@ -2,7 +2,7 @@
  * state of the server, queue, content type, size, in this order. Framing was checked before (http_parser.c).
  * Event loop's thread. */
 #include "config/base/file.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/origin.h"
 #include "server/http/request.h"
 #include "server/routes.h"
@@ -227,7 +227,7 @@ static bool ready_ok(struct request *r)
     struct server *s = r->srv;
     if (server_engine_dead(s)) {
         (void)api_fail(&r->response.error, 503, "engine_dead", NULL, "The engine has failed.");
-    } else if (s->health.phase == SRV_LOADING || !s->model) {
+    } else if (s->health.phase == SRV_LOADING || !s->ctx.model) {
         (void)api_fail(&r->response.error, 503, "model_loading", NULL, "The model is still loading.");
     } else if (s->health.phase >= SRV_DRAINING) {
         r->http.close_after = true;
@@ -247,7 +247,7 @@ static bool queue_ok(struct request *r)
     struct sched_stats st;
     if (server_queue_admits(s, r->response.share)) return true;
     share_refused(r->response.share, SHARE_QUEUE);
-    sched_stats(s->model->sched, &st);
+    sched_stats(s->ctx.model->sched, &st);
     (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
                    "Too many requests are waiting; try again later.");
     /* An estimate of the wait: queued sequences take as long as finished ones.
@@ -288,11 +288,11 @@ static bool type_ok(struct request *r)
 static bool size_ok(struct request *r)
 {
     const char *length = http_message_header(&r->http, "Content-Length");
-    if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->opt->max_body_bytes)) {
+    if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->ctx.opt->max_body_bytes)) {
         r->http.close_after = true;
         (void)api_fail(&r->response.error, 413, "request_too_large", NULL,
                        "The request body is larger than %llu bytes.",
-                       (unsigned long long)r->srv->opt->max_body_bytes);
+                       (unsigned long long)r->srv->ctx.opt->max_body_bytes);
         return false;
     }
     return true;
@@ -334,7 +334,7 @@ static bool options_admit(struct request *r)
 /* A proxy may pass the prefix of --root-path on, or not. */
 static void root_strip(struct request *r)
 {
-    const char *root = r->srv->opt->root_path ? r->srv->opt->root_path : "";
+    const char *root = r->srv->ctx.opt->root_path ? r->srv->ctx.opt->root_path : "";
     root += strspn(root, "/");
     size_t n = strlen(root);
     while (n && root[n - 1] == '/') n--;

@@ -70,8 +70,9 @@ static void engine_main(void *arg)
 {
     struct process *p = arg;
     uint64_t t0 = now_us();
-    p->load_status = model_load(p->srv.opt, p->srv.model_dir, wake_loop, p, &p->model, &p->load_err);
-    if (!p->load_status) log_info("loaded %s in %.1f s", p->srv.model_dir, (double)(now_us() - t0) * 1e-6);
+    p->load_status = model_load(p->srv.ctx.opt, p->srv.ctx.model_dir, wake_loop, p, &p->model, &p->load_err);
+    if (!p->load_status)
+        log_info("loaded %s in %.1f s", p->srv.ctx.model_dir, (double)(now_us() - t0) * 1e-6);
     bool ok = !p->load_status;
     uv_async_send(&p->loaded);
     if (ok) sched_run(p->model.sched);
@@ -98,7 +99,7 @@ static void phase_set(struct process *p, enum server_phase phase)
 /* The parent process may wait for this line: retried at each tick until it is written. */
 static void ready_say(struct process *p)
 {
-    if (p->srv.model && !p->ready_said)
+    if (p->srv.ctx.model && !p->ready_said)
         p->ready_said = log_print(STDOUT_FILENO, "kvasir: listening on %s\n", p->loop.url);
 }
 
@@ -112,16 +113,16 @@ static void loaded_event(uv_async_t *a)
         phase_set(p, SRV_ENDING);
         return;
     }
-    s->model = &p->model;
-    metrics_model(s->metrics, s->model_name, s->model->caps.context_max);
-    const struct model_info *mi = s->model->info;
+    s->ctx.model = &p->model;
+    metrics_model(s->metrics, s->ctx.model_name, s->ctx.model->caps.context_max);
+    const struct model_info *mi = s->ctx.model->info;
     log_info("model=%s family=%s dtype=%s weights=%s kv=%s backend=%s context=%u fingerprint=%s",
-             s->model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
-             s->model->caps.context_max, mi->fingerprint);
+             s->ctx.model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
+             s->ctx.model->caps.context_max, mi->fingerprint);
     if (mi->gemm) log_info("gemm=%s", mi->gemm);
-    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
-             (unsigned long long)(s->model->caps.arena_grains * s->model->caps.grain_bytes >> 20),
-             (unsigned long long)(s->opt->encoder_cache_memory >> 20));
+    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->ctx.opt->prefix_cache,
+             (unsigned long long)(s->ctx.model->caps.arena_grains * s->ctx.model->caps.grain_bytes >> 20),
+             (unsigned long long)(s->ctx.opt->encoder_cache_memory >> 20));
     if (s->health.phase != SRV_LOADING) return;
     phase_set(p, SRV_READY);
     ready_say(p);
@@ -131,7 +132,7 @@ static void wake_event(uv_async_t *a)
 {
     struct process *p = a->data;
     struct server *s = &p->srv;
-    if (!s->model) return;
+    if (!s->ctx.model) return;
     gen_events(s);
     gen_remote_done(s);
     gen_compile_next(s);
@@ -156,16 +157,16 @@ static void signal_event(uv_signal_t *h, int signum)
     p->signal_us = now_us();
     log_info("received %s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
     /* On a terminal there are no endpoint lists to update. */
-    phase_set(p, !p->srv.model                                     ? SRV_ENDING
-                 : signum == SIGINT || !p->srv.opt->shutdown_delay ? SRV_DRAINING
-                                                                   : SRV_LEAVING);
+    phase_set(p, !p->srv.ctx.model                                     ? SRV_ENDING
+                 : signum == SIGINT || !p->srv.ctx.opt->shutdown_delay ? SRV_DRAINING
+                                                                       : SRV_LEAVING);
 }
 
 /* Reads keys and certificate again, and reopens the log. What can't be read stays as it was. */
 static void reload_event(uv_signal_t *h, int signum)
 {
     struct process *p = h->data;
-    const struct options *o = p->srv.opt;
+    const struct options *o = p->srv.ctx.opt;
     struct auth *auth;
     struct err err;
     if (p->terminal && !isatty(STDERR_FILENO)) { /* it was closed */
@@ -205,7 +206,7 @@ static void failed_alarm(int signum)
 #define TICK_LONGEST_US 1000000u
 static void watchdog_check(struct process *p, const struct sched_stats *st, uint64_t now)
 {
-    const struct options *o = p->srv.opt;
+    const struct options *o = p->srv.ctx.opt;
     struct health *h = &p->srv.health;
     uint64_t passed = p->tick_us && now > p->tick_us ? now - p->tick_us : 0;
     uint64_t progress = st->heartbeat_us + engine_progress(p->model.engine);
@@ -224,12 +225,12 @@ static void failed_check(struct process *p, uint64_t now)
 {
     struct server *s = &p->srv;
     struct sched_stats st;
-    if (!s->model) return;
+    if (!s->ctx.model) return;
     if (!p->failed_us) {
-        sched_stats(s->model->sched, &st);
+        sched_stats(s->ctx.model->sched, &st);
         watchdog_check(p, &st, now);
-        bool lost = s->health.hung && s->opt->watchdog_exit &&
-                    p->stalled_us >= (s->opt->watchdog + s->opt->watchdog_exit) * 1000000u;
+        bool lost = s->health.hung && s->ctx.opt->watchdog_exit &&
+                    p->stalled_us >= (s->ctx.opt->watchdog + s->ctx.opt->watchdog_exit) * 1000000u;
         if (!st.failed && !lost) return;
         p->failed_us = now;
         s->health.exit_code = 1;
@@ -251,7 +252,7 @@ static void tick_event(uv_timer_t *t)
     struct process *p = t->data;
     struct server *s = &p->srv;
     struct health *h = &s->health;
-    uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
+    uint64_t now = now_us(), drain_us = s->ctx.opt->drain_timeout * 1000000u;
     peak_note(&h->lag, h->round_us && now > h->round_us + TICK_US ? now - h->round_us - TICK_US : 0, now);
     peak_note(&h->handed, 0, now);
     h->round_us = now;
@@ -263,12 +264,12 @@ static void tick_event(uv_timer_t *t)
     if (p->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = h->hung ? 0 : FAILED_DRAIN_US; /* a hung engine sends no responses to wait for */
     uint64_t in_phase = now > p->phase_us ? now - p->phase_us : 0;
-    if (h->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) {
+    if (h->phase == SRV_LEAVING && in_phase >= s->ctx.opt->shutdown_delay * 1000000u) {
         phase_set(p, SRV_DRAINING);
         in_phase = 0;
     }
     if (h->phase == SRV_DRAINING) {
-        if (!s->request_count && in_phase >= (s->opt->shutdown_delay ? DRAIN_LEAST_US : 0)) {
+        if (!s->request_count && in_phase >= (s->ctx.opt->shutdown_delay ? DRAIN_LEAST_US : 0)) {
             phase_set(p, SRV_ENDING);
         } else if (in_phase >= drain_us) {
             for (struct request *r = s->requests; r; r = r->next) {
@@ -288,9 +289,9 @@ static void tick_event(uv_timer_t *t)
 static enum status media_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
-    const struct options *o = s->opt;
+    const struct options *o = s->ctx.opt;
     enum status st = ST_OK;
-    if (o->allowed_media_dir) st = local_dir_open(o->allowed_media_dir, &s->media_dir, err);
+    if (o->allowed_media_dir) st = local_dir_open(o->allowed_media_dir, &s->ctx.media_dir, err);
     if (st || !o->allow_remote_media) return st;
     return fetcher_create(&(struct fetch_options){.hosts = o->allow_remote_media,
                                                   .networks = o->allow_private_media,
@@ -298,7 +299,7 @@ static enum status media_open(struct process *p, struct err *err)
                                                   .bytes_max = IMAGE_LIMITS_DEFAULT.encoded_bytes_max,
                                                   .wake = wake_loop,
                                                   .wake_arg = p},
-                          &s->fetcher, err);
+                          &s->ctx.fetcher, err);
 }
 
 static enum status events_take(struct process *p, struct err *err)
@@ -320,7 +321,7 @@ static void server_end(struct process *p)
 {
     struct server *s = &p->srv;
     int exit_code = s->health.exit_code;
-    if (!s->model && !exit_code && p->engine_thread_started) {
+    if (!s->ctx.model && !exit_code && p->engine_thread_started) {
         _exit(exit_code); /* still loading: nothing to save, and loading can't be interrupted */
     }
     if (p->failed_us) { /* the device can't be cleaned up */
@@ -329,20 +330,20 @@ static void server_end(struct process *p)
     /* A step takes seconds at most; a hung device never returns. */
     signal(SIGALRM, failed_alarm);
     alarm(ENDING_LIMIT_S);
-    if (s->model) sched_stop(s->model->sched, false);
+    if (s->ctx.model) sched_stop(s->ctx.model->sched, false);
     if (p->engine_thread_started) uv_thread_join(&p->engine_thread);
     /* Wake requests whose response is stuck in a dead connection, so that libmicrohttpd can close. */
     for (struct request *r = s->requests; r; r = r->next) request_client_gone(r);
-    if (s->model) gen_events(s);
+    if (s->ctx.model) gen_events(s);
     for (int i = 0; i < 100 && s->request_count; i++) {
         loop_pump(&p->loop);
         uv_run(&p->loop.uv, UV_RUN_NOWAIT);
     }
     if (s->request_count) _exit(exit_code); /* a worker still uses an image: don't free its memory */
-    fetcher_destroy(s->fetcher);
-    local_dir_close(s->media_dir);
+    fetcher_destroy(s->ctx.fetcher);
+    local_dir_close(s->ctx.media_dir);
     loop_close(&p->loop);
-    grammars_stop(s->grammars);
+    grammars_stop(s->ctx.grammars);
     model_free(&p->model);
 }
 
@@ -360,28 +361,30 @@ static char *last_component(const char *dir)
 
 static void websocket_forget(struct server *s, uint64_t websocket)
 {
-    response_forget_websocket(s->responses, websocket);
+    response_forget_websocket(s->ctx.responses, websocket);
 }
 
 static enum status server_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
-    const struct options *o = s->opt;
+    const struct options *o = s->ctx.opt;
     s->started = (int64_t)time(NULL);
     p->terminal = isatty(STDERR_FILENO);
     p->phase_us = now_us();
     p->loop.admit = routes_admit;
     p->loop.check = gen_responses_check;
     p->loop.forget = websocket_forget;
-    s->model_name = o->served_model_name ? strdup(o->served_model_name) : last_component(s->model_dir);
-    if (s->model_name) s->model_names_end = model_names_split(s->model_name, o->served_model_name != NULL);
+    s->ctx.model_name =
+        o->served_model_name ? strdup(o->served_model_name) : last_component(s->ctx.model_dir);
+    if (s->ctx.model_name)
+        s->ctx.model_names_end = model_names_split(s->ctx.model_name, o->served_model_name != NULL);
     s->metrics = metrics_create();
-    s->image_hashes = image_hash_cache_create(IMAGE_HASH_CACHE_ENTRIES);
-    s->responses = response_store_create(o->response_store);
-    if (!s->model_name || !s->metrics || !s->image_hashes || !s->responses ||
-        grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
+    s->ctx.image_hashes = image_hash_cache_create(IMAGE_HASH_CACHE_ENTRIES);
+    s->ctx.responses = response_store_create(o->response_store);
+    if (!s->ctx.model_name || !s->metrics || !s->ctx.image_hashes || !s->ctx.responses ||
+        grammars_create(o->grammar_memory, wake_engine, p, &s->ctx.grammars))
         return err_nomem(err, NULL);
-    s->grammar_memory = grammars_memory(s->grammars);
+    s->ctx.grammar_memory = grammars_memory(s->ctx.grammars);
     enum status st = auth_load(o, FILE_PIPE_MS, &s->auth, err);
     if (!st) st = origin_options_check(o, err);
     if (!st) st = loop_open(&p->loop, s, err);
@@ -399,8 +402,8 @@ int server_run(const struct options *opt, char *model_dir)
     static struct process process; /* large, one per process; handles must not move */
     struct server *s = &process.srv;
     struct err err = {0};
-    s->opt = opt;
-    s->model_dir = model_dir;
+    s->ctx.opt = opt;
+    s->ctx.model_dir = model_dir;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* --cache-dir: a write fails instead */
     enum status st = server_open(&process, &err);
@@ -413,11 +416,11 @@ int server_run(const struct options *opt, char *model_dir)
     uv_run(&process.loop.uv, UV_RUN_DEFAULT);
     server_end(&process);
     metrics_destroy(s->metrics);
-    image_hash_cache_destroy(s->image_hashes);
-    grammars_free(s->grammars);
-    response_store_destroy(s->responses);
+    image_hash_cache_destroy(s->ctx.image_hashes);
+    grammars_free(s->ctx.grammars);
+    response_store_destroy(s->ctx.responses);
     auth_free(s->auth);
-    free(s->model_name);
+    free(s->ctx.model_name);
     log_info("stopped");
     return s->health.exit_code;
 }

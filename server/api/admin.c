@@ -13,7 +13,7 @@ enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
-    const char *how = s->opt->enable_admin;
+    const char *how = s->ctx.opt->enable_admin;
     /* A browser on this machine can also reach the server, on behalf of any page. */
     bool page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
     bool own = s->auth ? r->http.may_precede || r->http.one_key : s->loopback && !page;
@@ -49,10 +49,10 @@ void api_drop_start(struct request *r)
         request_fail(r);
         return;
     }
-    if (drops[i].what & DROP_IMAGE_HASHES) image_hash_cache_clear(s->image_hashes);
+    if (drops[i].what & DROP_IMAGE_HASHES) image_hash_cache_clear(s->ctx.image_hashes);
     /* Still loading: nothing is cached. */
-    if (s->model && drops[i].what & DROP_FEATURES) sched_reset_features(s->model->sched);
-    if (s->model && drops[i].what & DROP_PREFIXES) sched_reset_prefix_cache(s->model->sched);
+    if (s->ctx.model && drops[i].what & DROP_FEATURES) sched_reset_features(s->ctx.model->sched);
+    if (s->ctx.model && drops[i].what & DROP_PREFIXES) sched_reset_prefix_cache(s->ctx.model->sched);
     if (i == 3) {
         r->response.content_type = "text/plain; charset=utf-8";
         text = "Cache flushed.\n";

@@ -80,7 +80,7 @@ static void snapshot_poll(struct request *r)
     if (!tree) {
         (void)api_nomem(&r->response.error);
         request_fail(r);
-    } else if (sched_snapshot(r->srv->model->sched, salt, &r->request_seq, tree)) {
+    } else if (sched_snapshot(r->srv->ctx.model->sched, salt, &r->request_seq, tree)) {
         struct json_writer o = {.buf = &r->response.out};
         if (r->gen) path_write(&o, tree, r->gen);
         else snapshot_write(&o, tree);
@@ -96,7 +96,7 @@ static void snapshot_ask(struct request *r)
 {
     uint8_t salt[32];
     salt_of(r, salt);
-    r->request_seq = sched_snapshot_ask(r->srv->model->sched, salt);
+    r->request_seq = sched_snapshot_ask(r->srv->ctx.model->sched, salt);
     request_wait(r, snapshot_poll);
 }
 

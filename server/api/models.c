@@ -18,9 +18,9 @@ static void anthropic_card(struct json_writer *o, const struct server *s, const 
     jw_put(o, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", name, name);
     jw_time(o, s->started, -1);
     jw_text(o, ",\"lifecycle\":\"active\"");
-    if (s->model)
-        jw_put(o, ",\"max_input_tokens\":%u,\"max_tokens\":%u", s->model->caps.context_max,
-               s->model->caps.context_max);
+    if (s->ctx.model)
+        jw_put(o, ",\"max_input_tokens\":%u,\"max_tokens\":%u", s->ctx.model->caps.context_max,
+               s->ctx.model->caps.context_max);
     jw_text(o, "}");
 }
 
@@ -40,15 +40,15 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
         return;
     }
     jw_put(o, "{\"id\":%s,\"object\":\"model\",\"created\":%ld,\"owned_by\":\"local\",\"root\":%s", name,
-           s->started, s->model_dir);
+           s->started, s->ctx.model_dir);
     jw_text(o, ",\"parent\":null,\"max_model_len\":");
-    if (s->model) jw_uint(o, s->model->caps.context_max);
+    if (s->ctx.model) jw_uint(o, s->ctx.model->caps.context_max);
     else jw_text(o, "null");
     jw_text(o, ",\"permission\":[]");
-    if (s->model && s->model->info->retrieval.classifier[0])
+    if (s->ctx.model && s->ctx.model->info->retrieval.classifier[0])
         jw_put(o, ",\"architectures\":[%s],\"endpoints\":[\"/classify\",\"/v1/rerank\",\"/v1/score\"]",
-               s->model->info->retrieval.classifier);
-    if (s->model) meta(o, s->model);
+               s->ctx.model->info->retrieval.classifier);
+    if (s->ctx.model) meta(o, s->ctx.model);
     jw_text(o, "}");
 }
 
@@ -56,7 +56,7 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
  * instructions only for models that it knows. */
 static void codex_card(struct json_writer *o, const struct server *s, const char *name)
 {
-    const struct model *m = s->model;
+    const struct model *m = s->ctx.model;
     bool thinks = m && m->tmpl && template_caps(m->tmpl, true)->think;
     jw_put(o, "{\"slug\":%s,\"display_name\":%s", name, name);
     jw_text(o,
@@ -83,21 +83,21 @@ void api_models_start(struct request *r)
 {
     struct json_writer o = {.buf = &r->response.out};
     bool anthropic = r->response.shape == ERROR_ANTHROPIC;
-    const char *last = r->srv->model_name;
+    const char *last = r->srv->ctx.model_name;
     jw_text(&o, anthropic ? "{\"data\":[" : "{\"object\":\"list\",\"data\":[");
-    for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
-        if (n != r->srv->model_name) jw_text(&o, ",");
+    for (const char *n = r->srv->ctx.model_name; n < r->srv->ctx.model_names_end; n += strlen(n) + 1) {
+        if (n != r->srv->ctx.model_name) jw_text(&o, ",");
         card(&o, r, n);
         last = n;
     }
     if (anthropic) {
-        jw_put(&o, "],\"has_more\":false,\"first_id\":%s,\"last_id\":%s}", r->srv->model_name, last);
+        jw_put(&o, "],\"has_more\":false,\"first_id\":%s,\"last_id\":%s}", r->srv->ctx.model_name, last);
     } else if (!http_message_argument(&r->http, "client_version")) {
         jw_text(&o, "]}");
     } else { /* Codex names its version, and reads this list */
         jw_text(&o, "],\"models\":[");
-        for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
-            if (n != r->srv->model_name) jw_text(&o, ",");
+        for (const char *n = r->srv->ctx.model_name; n < r->srv->ctx.model_names_end; n += strlen(n) + 1) {
+            if (n != r->srv->ctx.model_name) jw_text(&o, ",");
             codex_card(&o, r->srv, n);
         }
         jw_text(&o, "]}");
@@ -111,9 +111,9 @@ void api_models_start(struct request *r)
 void api_server_info_start(struct request *r)
 {
     const struct server *s = r->srv;
-    const struct model *m = s->model;
+    const struct model *m = s->ctx.model;
     struct json_writer o = {.buf = &r->response.out};
-    jw_put(&o, "{\"served_model_name\":%s", s->model_name);
+    jw_put(&o, "{\"served_model_name\":%s", s->ctx.model_name);
     jw_text(&o, ",\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"" KVASIR_VERSION "\"");
     if (m) {
         jw_put(&o, ",\"model_type\":%s,\"context_length\":%u,\"max_running_requests\":%u", m->info->family,
@@ -128,12 +128,12 @@ void api_server_info_start(struct request *r)
 /* As llama.cpp has it; only the name of the checkpoint, not where it is. */
 void api_props_start(struct request *r)
 {
-    const struct model *m = r->srv->model;
+    const struct model *m = r->srv->ctx.model;
     struct json_writer o = {.buf = &r->response.out};
     size_t len = 0;
     const char *source = m->tmpl ? template_source(m->tmpl, &len) : "";
     struct sampling_defaults d = sampling_defaults(r->srv);
-    const uint64_t most = r->srv->opt->default_max_tokens;
+    const uint64_t most = r->srv->ctx.opt->default_max_tokens;
     jw_put(&o,
            "{\"default_generation_settings\":{\"n_ctx\":%u,\"params\":{\"max_tokens\":%ld,\"top_k\":%ld,"
            "\"presence_penalty\":0.0,\"frequency_penalty\":0.0,\"temperature\":",
@@ -146,8 +146,8 @@ void api_props_start(struct request *r)
     jw_text(&o, ",\"repeat_penalty\":");
     jw_float32(&o, (float)d.repetition);
     jw_put(&o, "}},\"total_slots\":%u", m->caps.sequences_max);
-    jw_put(&o, ",\"model_alias\":%s,\"model_path\":%s,\"chat_template\":", r->srv->model_name,
-           r->srv->model_name);
+    jw_put(&o, ",\"model_alias\":%s,\"model_path\":%s,\"chat_template\":", r->srv->ctx.model_name,
+           r->srv->ctx.model_name);
     jw_string(&o, source, len);
     jw_text(&o, m->caps.images ? ",\"modalities\":{\"vision\":true" : ",\"modalities\":{\"vision\":false");
     jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"}");
@@ -158,7 +158,7 @@ void api_props_start(struct request *r)
 void api_tokenizer_info_start(struct request *r)
 {
     static const char *const roles[] = {"bos_token", "eos_token", "pad_token"};
-    const struct model *m = r->srv->model;
+    const struct model *m = r->srv->ctx.model;
     const uint32_t ids[] = {m->info->bos_id, m->info->eos_count ? m->info->eos_ids[0] : UINT32_MAX,
                             UINT32_MAX};
     struct json_writer o = {.buf = &r->response.out};
@@ -195,7 +195,7 @@ void api_model_start(struct request *r)
         return;
     }
     size_t len = percent_decode(id);
-    const char *name = model_name_find(r->srv, id, len);
+    const char *name = model_name_find(&r->srv->ctx, id, len);
     if (name) {
         struct json_writer o = {.buf = &r->response.out};
         card(&o, r, name);

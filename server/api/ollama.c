@@ -15,13 +15,13 @@
 
 static bool is_gguf(const struct server *s)
 {
-    size_t n = strlen(s->model_dir);
-    return n > 5 && strcmp(s->model_dir + n - 5, ".gguf") == 0;
+    size_t n = strlen(s->ctx.model_dir);
+    return n > 5 && strcmp(s->ctx.model_dir + n - 5, ".gguf") == 0;
 }
 
 static void details(struct json_writer *o, const struct server *s)
 {
-    const struct model_info *info = s->model->info;
+    const struct model_info *info = s->ctx.model->info;
     double billions = (double)info->parameters * 1e-9;
     char size[32];
     snprintf(size, sizeof size, billions < 1 ? "%.2fM" : "%.1fB", billions < 1 ? billions * 1e3 : billions);
@@ -37,16 +37,17 @@ static void list(struct request *r, bool loaded)
     const struct server *s = r->srv;
     struct json_writer o = {.buf = &r->response.out};
     jw_text(&o, "{\"models\":[");
-    for (const char *n = s->model_name; n < s->model_names_end; n += strlen(n) + 1) {
-        if (n != s->model_name) jw_text(&o, ",");
-        jw_put(&o, "{\"name\":%s,\"model\":%s,\"size\":%lu,\"digest\":%s", n, n, s->model->info->weight_bytes,
-               s->model->info->fingerprint);
+    for (const char *n = s->ctx.model_name; n < s->ctx.model_names_end; n += strlen(n) + 1) {
+        if (n != s->ctx.model_name) jw_text(&o, ",");
+        jw_put(&o, "{\"name\":%s,\"model\":%s,\"size\":%lu,\"digest\":%s", n, n,
+               s->ctx.model->info->weight_bytes, s->ctx.model->info->fingerprint);
         details(&o, s);
         jw_text(&o, loaded ? ",\"expires_at\":" : ",\"modified_at\":");
         jw_time(&o, s->started + (loaded ? 100 * 365 * 86400ll : 0), -1); /* it stays loaded */
         if (loaded)
             jw_put(&o, ",\"size_vram\":%lu,\"context_length\":%u",
-                   s->model->info->gemm ? s->model->info->weight_bytes : 0, s->model->caps.context_max);
+                   s->ctx.model->info->gemm ? s->ctx.model->info->weight_bytes : 0,
+                   s->ctx.model->caps.context_max);
         jw_text(&o, "}");
     }
     jw_text(&o, "]}");
@@ -111,7 +112,7 @@ static void capabilities(struct json_writer *o, const struct model *m)
 
 static void show(struct json_writer *o, const struct server *s)
 {
-    const struct model *m = s->model;
+    const struct model *m = s->ctx.model;
     const struct {
         const char *key;
         uint64_t value;
@@ -130,7 +131,7 @@ static void show(struct json_writer *o, const struct server *s)
     jw_put(o,
            ",\"model_info\":{\"general.architecture\":%s,\"general.basename\":%s,\"general.parameter_count\":"
            "%lu",
-           m->info->family, s->model_name, m->info->parameters);
+           m->info->family, s->ctx.model_name, m->info->parameters);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         char key[100];
         snprintf(key, sizeof key, ",\"%s.%s\":", m->info->family, numbers[i].key);

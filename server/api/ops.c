@@ -19,7 +19,7 @@ static const char *state_name(const struct server *s)
 {
     if (server_engine_dead(s) || s->health.exit_code)
         return "failed"; /* load_status belongs to the loader thread until it ends */
-    if (!s->model || s->health.phase == SRV_LOADING) return "loading";
+    if (!s->ctx.model || s->health.phase == SRV_LOADING) return "loading";
     if (!server_handing_over(s)) return "stalled";
     return s->health.phase == SRV_READY ? "ready" : "draining";
 }

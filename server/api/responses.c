@@ -79,7 +79,7 @@ static void retrieve(struct request *r, const struct response_kept *kept)
 static void forget(struct request *r, const char *id, const struct response_owner *owner)
 {
     struct json_writer o = {.buf = &r->response.out};
-    (void)response_forget(r->srv->responses, id, owner); /* another request may have been faster */
+    (void)response_forget(r->srv->ctx.responses, id, owner); /* another request may have been faster */
     jw_put(&o, "{\"id\":%s,\"object\":\"response.deleted\",\"deleted\":true}", id);
     if (o.st) api_nomem(&r->response.error);
 }
@@ -115,11 +115,11 @@ static void response_job(struct request *r)
     if (!owner_of(r, &owner)) api_nomem(&r->response.error);
     if (r->response.error.http) return;
     if ((size_t)(rest - path) < sizeof id) memcpy(id, path, (size_t)(rest - path));
-    struct response_kept *kept = response_take(r->srv->responses, id, &owner);
+    struct response_kept *kept = response_take(r->srv->ctx.responses, id, &owner);
     if (!kept)
         (void)api_fail(&r->response.error, 404, "response_not_found", NULL,
                        "Response with id '%.*s' not found%s", (int)strcspn(path, "/"), path,
-                       response_store_on(r->srv->responses) ? "." : ": this server keeps none.");
+                       response_store_on(r->srv->ctx.responses) ? "." : ": this server keeps none.");
     else if (cancel)
         (void)api_fail(&r->response.error, 400, "invalid_value", NULL,
                        "Only responses in the background can be cancelled, and this one is complete. Close "
@@ -127,7 +127,7 @@ static void response_job(struct request *r)
     else if (items) list_items(r, kept);
     else if (r->http.method == M_DELETE) forget(r, id, &owner);
     else retrieve(r, kept);
-    response_give_back(r->srv->responses, kept);
+    response_give_back(r->srv->ctx.responses, kept);
 }
 
 void api_response_start(struct request *r)

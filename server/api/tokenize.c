@@ -31,7 +31,7 @@ static void images_write(struct json_writer *o, const struct prompt *p)
 static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, size_t count,
                          const struct prompt *p)
 {
-    const struct model *m = r->srv->model;
+    const struct model *m = r->srv->ctx.model;
     bool strs = false;
     if (field_bool(&r->response.error, root, "return_token_strs", &strs)) return;
     struct json_writer o = {.buf = &r->response.out};
@@ -66,7 +66,7 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
     struct tok_ids ids = {0};
     struct err err = {0};
     enum status st =
-        tok_encode(r->srv->model->tok, &run, 1, special, r->srv->opt->max_body_bytes, &ids, &err);
+        tok_encode(r->srv->ctx.model->tok, &run, 1, special, r->srv->ctx.opt->max_body_bytes, &ids, &err);
     if (st) {
         (void)api_fail_status(&r->response.error, st, "prompt", &err);
         return;
@@ -99,7 +99,7 @@ static void detokenize(struct request *r)
 {
     struct gen *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
-    const struct tokenizer *tok = r->srv->model->tok;
+    const struct tokenizer *tok = r->srv->ctx.model->tok;
     json_t *list = field(g->root, "tokens"), *v;
     size_t i;
     if (!list) {

@@ -5,7 +5,7 @@
 #include "config/base/list.h"
 #include "server/json/fields.h"
 #include "server/json/parser.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <stdarg.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
  * becomes reasoning, adjacent messages of one role are merged. Worker thread. */
 #include "server/dialect/messages.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,7 +181,7 @@ static bool is_billing_header(const struct intake *t, json_t *block)
     static const char front[] = "x-anthropic-billing-header:";
     const char *text = json_string_value(field(block, "text"));
     return text && strncmp(text, front, strlen(front)) == 0 && !strchr(text, '\n') &&
-           strcmp(t->g->r->srv->opt->billing_header, "drop") == 0;
+           strcmp(t->g->ctx->opt->billing_header, "drop") == 0;
 }
 
 /* Results of Anthropic's own tools: not in the prompt. */

@@ -3,7 +3,7 @@
 #include "server/dialect/reader.h"
 
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <stdio.h>
 #include <stdlib.h>

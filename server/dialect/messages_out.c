@@ -60,7 +60,7 @@ static void message_begin(struct json_writer *o, const struct gen *g)
     jw_text(o, "{\"id\":\"msg_");
     jw_text(o, r->http.id); /* its alphabet needs no escape */
     jw_put(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[",
-           r->model_name ? r->model_name : r->srv->model_name);
+           r->model_name ? r->model_name : r->srv->ctx.model_name);
 }
 
 /* ---- the whole response ---- */

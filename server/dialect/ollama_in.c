@@ -5,7 +5,7 @@
 
 #include "engine/model/model_info.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -195,7 +195,7 @@ static enum status think(struct reader *r)
     if (!v || json_is_false(v) || json_is(v, "none") || g->p.reasoning != REASONING_NONE) return ST_OK;
     return api_fail(r->e, 400, "unsupported_value", "think",
                     "This model (%s) does not support thinking: leave the field out.",
-                    g->r->srv->model->info->family);
+                    g->ctx->model->info->family);
 }
 
 /* ---- the whole ---- */

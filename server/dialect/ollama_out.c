@@ -18,7 +18,7 @@ static void begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    jw_put(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->ctx.model_name);
     jw_time(o, now.tv_sec, now.tv_nsec);
 }
 

@@ -3,7 +3,7 @@
 
 #include "config/base/assert.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/request.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
 
 #include "server/json/fields.h"
 #include "server/json/value.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/request.h"
 
 #include <sodium.h>
@@ -300,15 +300,15 @@ static enum status before(struct reader *r, struct responses_state *s)
     if (!id) return ST_OK;
     if (!json_is_string(id))
         return api_fail(r->e, 400, "invalid_type", "previous_response_id", "Must be a string.");
-    s->before = response_take(q->srv->responses, json_string_value(id), &s->owner);
+    s->before = response_take(q->srv->ctx.responses, json_string_value(id), &s->owner);
     struct response_owner local = s->owner;
     local.websocket = q->http.websocket;
     if (!s->before && local.websocket)
-        s->before = response_take(q->srv->responses, json_string_value(id), &local);
+        s->before = response_take(q->srv->ctx.responses, json_string_value(id), &local);
     if (s->before) return ST_OK;
     return api_fail(r->e, 400, "previous_response_not_found", "previous_response_id",
                     "Previous response with id '%.60s' not found%s", json_string_value(id),
-                    response_store_on(q->srv->responses) ? "." : ": this server keeps none.");
+                    response_store_on(q->srv->ctx.responses) ? "." : ": this server keeps none.");
 }
 
 /* ---- fields echoed in the response ---- */
@@ -442,7 +442,7 @@ static enum status keep(struct reader *r, struct responses_state *s)
     s->store = true;
     if (field_bool(r->e, r->from, "store", &s->store)) return ST_INVALID;
     const struct http_message *http = &r->g->r->http;
-    bool fits = http->body.len < srv->opt->response_store;
+    bool fits = http->body.len < srv->ctx.opt->response_store;
     s->local = fits && !s->store && http->websocket;
     s->store = s->store && fits;
     if (s->local) s->owner.websocket = http->websocket;
@@ -518,7 +518,7 @@ void responses_evict(struct gen *g)
 {
     const struct responses_state *s = g->dialect_state;
     if (s->before && s->before->owner.websocket)
-        (void)response_forget(g->r->srv->responses, s->before->id, &s->before->owner);
+        (void)response_forget(g->ctx->responses, s->before->id, &s->before->owner);
 }
 
 static void end(struct gen *g)
@@ -526,7 +526,7 @@ static void end(struct gen *g)
     struct responses_state *s = g->dialect_state;
     if (!s) return;
     if (g->e->http) responses_evict(g);
-    response_give_back(g->r->srv->responses, s->before);
+    response_give_back(g->ctx->responses, s->before);
     response_account(&g->r->response, &s->accounted, 0);
     json_decref(s->items);
     buf_fini(&s->echo);

@@ -256,7 +256,7 @@ static json_t *item_value(const struct choice *c, const struct output_item *item
 static bool response_store(struct choice *c, const char *response, size_t len)
 {
     struct responses_state *s = c->gen->dialect_state;
-    struct response_store *all = c->gen->r->srv->responses;
+    struct response_store *all = c->gen->ctx->responses;
     struct response_kept new = {.owner = s->owner,
                                 .holder = c->gen->r->response.share->holder,
                                 .items = s->items,
@@ -310,7 +310,7 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
     else jw_text(o, "null");
     jw_text(o, ",\"incomplete_details\":");
     jw_text(o, c && response_incomplete(c) ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jw_put(o, ",\"model\":%s,\"output\":[", r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, ",\"model\":%s,\"output\":[", r->model_name ? r->model_name : r->srv->ctx.model_name);
     if (c) output_write(o, c);
     jw_text(o, "],\"usage\":");
     if (c) usage(o, g);

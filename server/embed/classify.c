@@ -12,7 +12,7 @@ struct classify_state {
 
 static enum status read_body(struct gen *g, json_t *root)
 {
-    if (!g->r->srv->model->pooling->classifier)
+    if (!g->ctx->model->pooling->classifier)
         return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model is not a classifier: its architecture is no "
                         "...ForSequenceClassification class.");
@@ -25,7 +25,7 @@ static enum status read_body(struct gen *g, json_t *root)
 static void response(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
-    const struct pooling *p = g->r->srv->model->pooling;
+    const struct pooling *p = g->ctx->model->pooling;
     const struct classify_state *s = g->dialect_state;
     embed_head(o, g, "classify-", "data");
     for (uint32_t i = 0; i < g->choice_count; i++) {

@@ -2,7 +2,7 @@
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include "config/base/clock.h"
 #include "engine/model/model_info.h"
@@ -75,7 +75,7 @@ void embed_head(struct json_writer *o, const struct gen *g, const char *id, cons
     jw_text(o, id);
     jw_text(o, r->http.id); /* its alphabet needs no escape */
     jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", r->http.created,
-           r->model_name ? r->model_name : r->srv->model_name, list);
+           r->model_name ? r->model_name : r->srv->ctx.model_name, list);
 }
 
 void embed_tail(struct json_writer *o, const struct gen *g)
@@ -92,7 +92,7 @@ void embed_tail(struct json_writer *o, const struct gen *g)
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
 static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
 {
-    const struct pooling *p = g->r->srv->model->pooling;
+    const struct pooling *p = g->ctx->model->pooling;
     json_t *name = field(root, "prompt_name");
     const char *of = name ? json_string_value(name) : p->default_prompt;
     if (name && !of)
@@ -135,7 +135,7 @@ static size_t chats_in(const struct model *m, const json_t *inputs)
 static enum status chats(struct gen *g, json_t *inputs, bool many, const json_t *instruction)
 {
     struct chat_reader r;
-    const char *system = g->r->srv->model->info->retrieval.system;
+    const char *system = g->ctx->model->info->retrieval.system;
     json_t *shared = system ? embed_instruction(instruction, system) : NULL;
     enum status st = embed_begin(g, system ? 2 : 1, &r);
     for (size_t i = 0; i < json_array_size(inputs) && !st; i++) {
@@ -168,7 +168,7 @@ static enum status messages(struct gen *g, json_t *root)
 static enum status task(struct gen *g, json_t *root)
 {
     json_t *v = field(root, "task");
-    const struct pooling *p = g->r->srv->model->pooling;
+    const struct pooling *p = g->ctx->model->pooling;
     bool all = json_is(v, "token_embed") && !p->classifier;
     g->p.pooling = all ? POOL_ALL : p->kind;
     if (p->classifier && v && !json_is(v, "classify"))
@@ -184,7 +184,7 @@ static enum status inputs_read(struct gen *g, json_t *root, json_t *inputs, bool
     if (instruction && !json_is_string(instruction))
         return api_fail(g->e, 400, "invalid_type", "instruction", "instruction must be a string.");
     if (prompt_text(g, root, &prompt)) return ST_INVALID;
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     size_t n = chats_in(m, inputs);
     if (instruction && !(n && m->info->retrieval.system))
         return api_fail(g->e, 400, "unsupported_parameter", "instruction",
@@ -221,7 +221,7 @@ enum status embed_inputs(struct gen *g, json_t *root)
 
 static enum status read_body(struct gen *g, json_t *root)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     int64_t dimensions = m->pooling->width;
     json_t *format = field(root, "encoding_format");
     if (m->pooling->unsupported[0])
@@ -261,7 +261,7 @@ static void normalize(float *v, uint32_t n)
 
 float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows)
 {
-    const struct pooling *p = g->r->srv->model->pooling;
+    const struct pooling *p = g->ctx->model->pooling;
     float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left them there */
     *rows = (uint32_t)(g->choices[i].text.len / sizeof *v / p->width);
     for (uint32_t k = 0; k < *rows; k++) {
@@ -292,7 +292,7 @@ static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
     const struct embeddings_state *s = g->dialect_state;
     bool all = g->p.pooling == POOL_ALL;
     uint32_t rows, n = s->dimensions;
-    const struct pooling *p = g->r->srv->model->pooling;
+    const struct pooling *p = g->ctx->model->pooling;
     float *v = embed_vectors(g, i, n, &rows);
     if (p->classifier && !s->raw) pooling_activate(p->classes, v, n);
     if (s->base64) {
@@ -346,7 +346,7 @@ static void embed_response(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
     const struct request *r = g->r;
-    jw_put(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->ctx.model_name);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         if (i) jw_text(o, ",");
         embedding(o, g, i);

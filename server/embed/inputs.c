@@ -37,7 +37,7 @@ enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r)
 {
     g->messages_each = each;
     g->p.add_generation_prompt = true;
-    if (g->r->srv->model->own_prompts) g->p.add_special_tokens = false; /* the prompt format has them */
+    if (g->ctx->model->own_prompts) g->p.add_special_tokens = false; /* the prompt format has them */
     return gen_read_begin(g, r);
 }
 

@@ -10,7 +10,7 @@
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ struct rerank_state {
 static enum status answers(struct gen *g, struct rerank_state *s)
 {
     static const char *const words[] = {"yes", "no"};
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     for (int i = 0; i < 2; i++) {
         int64_t own = i ? m->pooling->false_id : m->pooling->true_id;
         s->only[i].bias = FORCED;
@@ -81,7 +81,7 @@ enum status embed_pairs_load(struct model *m, bool own, struct err *err)
 /* One relevance from a classifier. */
 static enum status classifier(struct gen *g, json_t *root, struct rerank_state *s)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     const struct pooling *p = m->pooling;
     if (p->width != 1 || p->unsupported[0])
         return api_fail(g->e, 400, "unsupported_model", "model", "%s of this model has %s: use /classify.",
@@ -104,8 +104,8 @@ static enum status common(struct gen *g, json_t *root, const json_t **instructio
         return api_fail(g->e, 400, "invalid_type", "instruction", "instruction must be a string.");
     struct rerank_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return gen_nomem(g);
-    s->late = g->r->srv->model->pooling->kind == POOL_ALL;
-    const struct model *m = g->r->srv->model;
+    s->late = g->ctx->model->pooling->kind == POOL_ALL;
+    const struct model *m = g->ctx->model;
     bool head = m->pooling->classifier;
     g->p.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
     if (embed_read(g, root) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g, s)))
@@ -147,7 +147,7 @@ static enum status pair_chats(struct gen *g, const json_t *instruction, const st
     bool ok =
         !buf_adds(&b, "<Instruct>: ") && !(instruction && json_string_length(instruction)
                                                ? embed_text_add(&b, instruction)
-                                               : buf_adds(&b, g->r->srv->model->info->retrieval.instruction));
+                                               : buf_adds(&b, g->ctx->model->info->retrieval.instruction));
     json_t *instruct = embed_text_end(&b, ok);
     enum status st = embed_begin(g, 2, &r);
     for (size_t i = 0; i < json_array_size(p->documents) && !st; i++) {
@@ -181,7 +181,7 @@ static enum status late_chats(struct gen *g, const struct pairs *p)
 /* By the template for pairs. */
 static enum status pairs_read(struct gen *g, const struct pairs *p)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     struct chat_reader r;
     g->tmpl = m->pairs;
     g->control_parse = m->bare_pairs; /* clients may have written the prompt's control tokens */
@@ -197,7 +197,7 @@ static enum status pairs_read(struct gen *g, const struct pairs *p)
 
 static enum status prompts_set(struct gen *g, const json_t *instruction, const struct pairs *p)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     struct rerank_state *s = g->dialect_state;
     size_t n = json_array_size(p->documents);
     if (!n) return api_fail(g->e, 400, "empty_array", p->name, "%s is empty.", p->name);
@@ -290,7 +290,7 @@ static double interaction(const struct gen *g, uint32_t query, uint32_t document
 static double score(const struct gen *g, uint32_t i)
 {
     const struct rerank_state *s = g->dialect_state;
-    const struct pooling *p = g->r->srv->model->pooling;
+    const struct pooling *p = g->ctx->model->pooling;
     if (p->classifier) {
         float v = *(const float *)(const void *)g->choices[i].text.data;
         pooling_activate(s->raw ? ACTIVATION_NONE : p->score, &v, 1);
@@ -305,7 +305,7 @@ static void scale(struct gen *g)
     const struct rerank_state *s = g->dialect_state;
     uint32_t rows;
     for (uint32_t i = 0; s->late && i < g->choice_count; i++)
-        (void)embed_vectors(g, i, g->r->srv->model->pooling->width, &rows);
+        (void)embed_vectors(g, i, g->ctx->model->pooling->width, &rows);
 }
 
 struct ranked {

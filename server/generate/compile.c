@@ -73,7 +73,7 @@ void gen_compile_next(struct server *s)
     for (r = s->requests; r; r = r->next) compiling += compiles(r);
     while (compiling < compiles_max() && (r = next_of(s, below))) {
         struct gen *g = r->gen;
-        if (!grammars_reserve(s->grammars, g->compile_bytes, gen_grammar_tenant(g))) {
+        if (!grammars_reserve(s->ctx.grammars, g->compile_bytes, gen_grammar_tenant(g))) {
             below = g->compile_bytes;
             continue;
         }

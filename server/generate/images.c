@@ -85,7 +85,7 @@ static void fetch_run(void *arg)
     const struct gen_image *p = &g->images[f->image];
     const struct gen_image *file = &g->images[p->same];
     const struct prompt_span *wanted = &g->prompts[p->prompt].prompt.spans[p->first];
-    const struct model_info *mi = g->r->srv->model->info;
+    const struct model_info *mi = g->ctx->model->info;
     struct image_parts parts = {0};
     uint64_t t0 = now_us();
     f->error =
@@ -135,16 +135,16 @@ static void fetch_done(void *arg)
     if (!f->error) metrics_image(s->metrics, f->seconds);
     if (f->differs) {
         log_error("req=%s an image's file no longer gives the pixels that it gave before", r->http.id);
-        image_hash_cache_remove(s->image_hashes, p->file_hash);
+        image_hash_cache_remove(s->ctx.image_hashes, p->file_hash);
     }
     if (f->error == IMAGE_NOMEM) no_memory(r);
     for (uint32_t i = 0; i < f->waiter_count; i++) {
         struct image_u8 pixels;
         if (ok && pixels_take(f, i, p->first, &pixels)) {
-            sched_supply_image(s->model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
+            sched_supply_image(s->ctx.model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
         } else {
             if (ok) no_memory(r);
-            sched_refuse_image(s->model->sched, f->waiters[i].id, f->waiters[i].image,
+            sched_refuse_image(s->ctx.model->sched, f->waiters[i].id, f->waiters[i].image,
                                f->differs      ? "the image could not be read again"
                                : f->err.msg[0] ? f->err.msg
                                                : "out of memory for an image");
@@ -192,14 +192,14 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     uint32_t part = known ? ev->index - g->images[k].first : 0;
     if (known && part < g->images[k].ready.count && g->images[k].ready.images[part].rgb) {
         pixels_unbook(g, image_u8_bytes(&g->images[k].ready.images[part]));
-        sched_supply_image(r->srv->model->sched, ev->id, ev->index,
+        sched_supply_image(r->srv->ctx.model->sched, ev->id, ev->index,
                            &g->images[k].ready.images[part]); /* takes ownership of the pixels */
         return;
     }
     if (!known || (!g->images[k].fetch && !fetch_start(g, k)) ||
         !wait_for(g->images[k].fetch, ev->id, ev->index)) {
         if (known) no_memory(r);
-        sched_refuse_image(r->srv->model->sched, ev->id, ev->index,
+        sched_refuse_image(r->srv->ctx.model->sched, ev->id, ev->index,
                            known ? "out of memory for an image" : "the image's file is gone");
     }
 }

@@ -33,7 +33,7 @@ static uint32_t tag_skip(const struct tokenizer *tok, const uint32_t *tokens, ui
 static bool spent(const struct choice *c, const uint32_t *tokens, uint32_t count)
 {
     const struct gen *g = c->gen;
-    const struct tokenizer *tok = g->r->srv->model->tok;
+    const struct tokenizer *tok = g->ctx->model->tok;
     enum reasoning_syntax syntax = g->p.reasoning_syntax;
     uint32_t budget = g->p.think.budget,
              begun = g->inside_reasoning ? 0 : tag_skip(tok, tokens, count, reasoning_open(syntax), true);
@@ -59,7 +59,7 @@ static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32
 static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
 {
     const struct choice *c = arg;
-    uint32_t close = c->gen->p.think.close, vocab = tok_vocab_size(c->gen->r->srv->model->tok);
+    uint32_t close = c->gen->p.think.close, vocab = tok_vocab_size(c->gen->ctx->model->tok);
     memset(bits, 0, words * sizeof *bits);
     if (!c->inner.mask) {
         memset(bits, 0xFF, vocab / 32 * sizeof *bits);
@@ -92,7 +92,7 @@ bool gen_constraint_start(struct choice *c)
     const struct gen *g = c->gen;
     if (g->grammar) {
         if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
-        matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
+        matcher_threads(c->matcher, grammars_threads(g->ctx->grammars), g->p.tenant);
         c->constraint = (struct sampling_constraint){.arg = c->matcher,
                                                      .prepare = matcher_prepare,
                                                      .drafts = matcher_drafts,

@@ -13,7 +13,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/cache/hash_mix.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/chat/tool_calls/types.h"
 #include "server/grammar/grammar.h"
 
@@ -27,7 +27,7 @@ static size_t pooled_floats(const struct choice *c)
 {
     const struct gen *g = c->gen;
     uint32_t rows = g->p.pooling == POOL_ALL ? c->prompt->prompt.token_count : 1;
-    return (size_t)rows * g->r->srv->model->embedding_width;
+    return (size_t)rows * g->ctx->model->embedding_width;
 }
 
 static void account_choice(struct choice *c)
@@ -106,7 +106,7 @@ static void go_on(struct request *r)
 void gen_remote_done(struct server *s)
 {
     void *r;
-    while (s->fetcher && fetch_take(s->fetcher, &r)) go_on(r);
+    while (s->ctx.fetcher && fetch_take(s->ctx.fetcher, &r)) go_on(r);
 }
 
 static void job_ended(struct request *r)
@@ -136,8 +136,13 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
         request_fail(r);
         return;
     }
-    *g = (struct gen){
-        .r = r, .e = &r->response.error, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
+    *g = (struct gen){.r = r,
+                      .ctx = &r->srv->ctx,
+                      .e = &r->response.error,
+                      .kind = kind,
+                      .dialect = dialect,
+                      .p.n = 1,
+                      .done = done};
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
@@ -188,7 +193,7 @@ static void text_match(struct choice *c, size_t from)
 static bool is_stop_id(const struct choice *c, uint32_t id)
 {
     const struct gen_params *p = &c->gen->p;
-    const struct model_info *mi = c->gen->r->srv->model->info;
+    const struct model_info *mi = c->gen->ctx->model->info;
     for (uint32_t i = 0; i < p->stop_id_count; i++) {
         if (p->stop_ids[i] == id) return true;
     }
@@ -300,7 +305,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     if (g->dialect && g->dialect->token) g->dialect->token(c);
     account_choice(c);
     touch(g, touched);
-    if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
+    if (c->finish != FIN_NONE) sched_cancel(r->srv->ctx.model->sched, c->seq);
 }
 
 static bool echoes_logprobs(const struct gen *g)
@@ -326,8 +331,7 @@ static enum status echo_logprobs(struct choice *c, uint32_t from, uint32_t count
         c->echo_chars += utf8_count(text.data ? text.data : "", text.len);
     }
     buf_fini(&text);
-    if (from + count == p->token_count)
-        detok_init(c->detok, c->gen->r->srv->model->tok, c->gen->p.skip_special);
+    if (from + count == p->token_count) detok_init(c->detok, c->gen->ctx->model->tok, c->gen->p.skip_special);
     account_choice(c);
     return st;
 }
@@ -408,7 +412,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
         } else if (ev->end == END_DEADLINE && !r->cancelled && !g->failed) {
             char text[96];
             snprintf(text, sizeof text, "The request took longer than %llu seconds.",
-                     (unsigned long long)r->srv->opt->request_timeout);
+                     (unsigned long long)r->srv->ctx.opt->request_timeout);
             gen_abort(r, 504, "timeout", text);
         } else if (!r->cancelled && !g->failed) {
             log_warn("req=%s the engine ended the sequence: %s", r->http.id, ev->message);
@@ -445,9 +449,9 @@ void gen_events(struct server *s)
 {
     struct gen *touched = NULL;
     struct sched_event ev;
-    uint64_t now = now_us(), since = sched_poll_since(s->model->sched);
+    uint64_t now = now_us(), since = sched_poll_since(s->ctx.model->sched);
     if (since && now > since) peak_note(&s->health.handed, now - since, now);
-    while (sched_poll(s->model->sched, &ev)) {
+    while (sched_poll(s->ctx.model->sched, &ev)) {
         struct choice *c = ev.user;
         struct request *r = c->gen->r;
         switch (ev.kind) {
@@ -510,7 +514,7 @@ static void tags_find(struct gen *g)
         tags[n++] = channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax);
         tags[n++] = reasoning_close(g->p.reasoning_syntax);
     }
-    const struct tokenizer *tok = g->r->srv->model->tok;
+    const struct tokenizer *tok = g->ctx->model->tok;
     for (size_t i = 0; i < n; i++) {
         uint32_t id;
         if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
@@ -541,7 +545,7 @@ static bool output_create(struct choice *c)
 
 static bool choices_create(struct gen *g)
 {
-    const struct tokenizer *tok = g->r->srv->model->tok;
+    const struct tokenizer *tok = g->ctx->model->tok;
     g->choices = calloc((size_t)g->prompt_count * g->p.n, sizeof *g->choices);
     if (!g->choices) return false;
     uint64_t seed = g->p.has_seed ? (uint64_t)g->p.seed : random_seed();
@@ -584,7 +588,7 @@ static enum status submit(struct choice *c, struct err *err)
     struct gen *g = c->gen;
     struct request *r = g->r;
     struct server *s = r->srv;
-    uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
+    uint32_t context = s->ctx.model->caps.context_max, count = c->prompt->prompt.token_count;
     uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
     if (!max && !g->p.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
         choice_finish(c, FIN_LENGTH);
@@ -605,10 +609,11 @@ static enum status submit(struct choice *c, struct err *err)
         .tenant = g->p.tenant,
         .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
         .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
-        .deadline_us = s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,
+        .deadline_us =
+            s->ctx.opt->request_timeout ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u : 0,
         .user = c};
     memcpy(seq.salt, g->p.salt, sizeof seq.salt);
-    enum status st = sched_submit(s->model->sched, &seq, &c->seq, err);
+    enum status st = sched_submit(s->ctx.model->sched, &seq, &c->seq, err);
     if (st) return st;
     c->submitted = true;
     r->sequences_alive++;
@@ -637,7 +642,7 @@ static void feed(struct request *r)
 {
     struct gen *g = r->gen;
     struct err err = {0};
-    uint64_t most = r->srv->opt->max_queue / PARTS + 1;
+    uint64_t most = r->srv->ctx.opt->max_queue / PARTS + 1;
     enum status st = ST_OK;
     while (!g->failed && !r->cancelled && g->choices_fed < g->choice_count && r->sequences_alive < most) {
         bool may = !(r->sequences_alive || !g->choices_fed) || server_queue_admits(r->srv, r->response.share);

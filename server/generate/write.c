@@ -5,7 +5,7 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/generate/delta.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 #include "server/json/value.h"
@@ -25,7 +25,7 @@ static void preamble(struct json_writer *o, const struct gen *g, bool chunk)
                : chunk ? "\",\"object\":\"chat.completion.chunk\""
                        : "\",\"object\":\"chat.completion\"");
     jw_put(o, ",\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s", r->http.created,
-           r->model_name ? r->model_name : s->model_name, s->model->info->fingerprint);
+           r->model_name ? r->model_name : s->ctx.model_name, s->ctx.model->info->fingerprint);
     if (g->p.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
     jw_text(o, ",\"choices\":[");
 }
@@ -158,7 +158,7 @@ static void prompt_logprobs(struct json_writer *o, const struct gen *g, const st
     for (uint32_t i = 1; i < p->prompt.token_count; i++) {
         jw_text(o, ",");
         if (p->scores) {
-            logprobs_prompt_entry(o, g->r->srv->model->tok, &p->scores[i], g->p.prompt_logprobs_top);
+            logprobs_prompt_entry(o, g->ctx->model->tok, &p->scores[i], g->p.prompt_logprobs_top);
         } else {
             jw_text(o, "null");
         }
@@ -588,7 +588,7 @@ static void dialect_write(struct gen *g)
 void gen_stream_write(struct gen *g)
 {
     struct request *r = g->r;
-    bool merged = strcmp(r->srv->opt->stream_finish, "merged") == 0;
+    bool merged = strcmp(r->srv->ctx.opt->stream_finish, "merged") == 0;
     if (g->dialect) {
         dialect_write(g);
         return;

@@ -5,7 +5,7 @@
 #include "config/base/log.h"
 #include "server/http/conn_state.h"
 #include "server/http/http_parser.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/http/tls.h"
@@ -362,7 +362,7 @@ enum status conn_upgrade(struct request *r)
 {
     struct conn *n = conn_of(r->http.mhd);
     struct server *s = r->srv;
-    size_t message = s->opt->max_body_bytes + LIMIT_HEADER_BYTES + LIMIT_URL_BYTES;
+    size_t message = s->ctx.opt->max_body_bytes + LIMIT_HEADER_BYTES + LIMIT_URL_BYTES;
     if (!(n->ws = websocket_open(r, &n->up, &n->down)))
         return r->response.error.http ? ST_INVALID : api_nomem(&r->response.error);
     n->up.max = message;
@@ -551,7 +551,7 @@ static bool later(uint64_t now, uint64_t since, uint64_t seconds)
 
 static void sweep_one(struct conn *n, uint64_t now)
 {
-    uint64_t idle = n->loop->srv->opt->keep_alive_timeout,
+    uint64_t idle = n->loop->srv->ctx.opt->keep_alive_timeout,
              silence = idle < LIMIT_BODY_SILENCE ? idle : LIMIT_BODY_SILENCE;
     if (n->tcp < 0) return;
     bool down = n->down.len > n->down_at;

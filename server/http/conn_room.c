@@ -2,7 +2,7 @@
  * A connection whose request runs, or that sends or reads at a fair rate, is never closed. */
 #include "server/http/conn_state.h"
 
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/request.h"
 #include "server/http/websocket.h"
 

@@ -9,10 +9,9 @@
 #include "config/base/buf.h"
 #include "config/base/clock.h"
 #include "config/base/status.h"
-#include "config/options.h"
 #include "scheduler/scheduler.h"
 #include "server/json/errors.h"
-#include "server/http/model.h"
+#include "server/context/context.h"
 #include "server/shares/shares.h"
 
 #include <stdbool.h>
@@ -20,13 +19,7 @@
 
 struct metrics;
 struct auth;
-struct image_hash_cache;
-struct grammars;
-struct grammar_memory;
-struct fetcher;
-struct local_dir;
 struct loop;
-struct response_store;
 struct request;
 
 enum server_phase {
@@ -52,10 +45,7 @@ struct health {
 };
 
 struct server {
-    const struct options *opt;    /* borrowed */
-    const struct model *model;    /* NULL until loaded */
-    char *model_dir, *model_name; /* the first name; the others follow its NUL */
-    const char *model_names_end;
+    struct context ctx;
     int64_t started; /* Unix seconds */
     struct health health;
     struct loop *loop;
@@ -64,12 +54,6 @@ struct server {
 
     struct auth *auth; /* NULL = no keys required */
     struct metrics *metrics;
-    struct image_hash_cache *image_hashes;       /* file hash -> content keys; any thread */
-    struct fetcher *fetcher;                     /* --allow-remote-media, or NULL */
-    struct local_dir *media_dir;                 /* --allowed-media-dir, or NULL; any thread */
-    struct grammars *grammars;                   /* compiled grammars; any thread */
-    const struct grammar_memory *grammar_memory; /* their memory; any thread */
-    struct response_store *responses;            /* for /v1/responses; any thread */
 
     struct request *requests; /* all live requests */
     uint32_t request_count;
@@ -90,8 +74,5 @@ bool server_queue_admits(const struct server *s, const struct share *h);
 /* Whether the loop and the engine still exchange messages; false if one iteration of the loop takes five
  * seconds. */
 bool server_handing_over(const struct server *s);
-/* "a, b" -> "a\0b\0", in place; returns its end. If it is not a list: one name, whatever it contains. */
-const char *model_names_split(char *names, bool list);
-const char *model_name_find(const struct server *s, const char *name, size_t len); /* ours; NULL: none */
 
 #endif

@@ -4,7 +4,7 @@
 #include "config/base/hex.h"
 #include "config/base/assert.h"
 #include "server/json/errors.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #include "config/base/log.h"
 #include "server/fetch/fetch.h"
 #include "server/http/conn.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/http/tls.h"
@@ -101,9 +101,10 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
 {
     struct server *s = r->srv;
     r->http.body_seen += len;
-    if (r->state == RQ_BODY && r->http.body_seen > s->opt->max_body_bytes) {
+    if (r->state == RQ_BODY && r->http.body_seen > s->ctx.opt->max_body_bytes) {
         api_fail(&r->response.error, 413, "request_too_large", NULL,
-                 "The request body is larger than %llu bytes.", (unsigned long long)s->opt->max_body_bytes);
+                 "The request body is larger than %llu bytes.",
+                 (unsigned long long)s->ctx.opt->max_body_bytes);
     } else if (r->state == RQ_BODY && !conn_bodies_fit(r, len)) {
         share_refused(r->response.share, SHARE_BODIES);
         api_fail(&r->response.error, 503, "out_of_memory", NULL,
@@ -181,7 +182,7 @@ static void access_log(const struct request *r, int status, double seconds)
     log_text(&l, "method", method_name(r->http.method));
     log_number(&l, "ms", seconds * 1e3, 1);
     if (r->gen) {
-        log_text(&l, "model", r->model_name ? r->model_name : r->srv->model_name);
+        log_text(&l, "model", r->model_name ? r->model_name : r->srv->ctx.model_name);
         log_number(&l, "prompt_tokens", (double)t.prompt, 0);
         log_number(&l, "cached_tokens", (double)t.cached, 0);
         log_number(&l, "completion_tokens", (double)t.completion, 0);
@@ -313,12 +314,12 @@ static enum status listen_one(struct loop *l, const char *host, unsigned *port, 
 
 static enum status listen_open(struct loop *l, struct err *err)
 {
-    char *hosts = strdup(l->srv->opt->host), *next = hosts, *host;
-    unsigned port = (unsigned)l->srv->opt->port;
+    char *hosts = strdup(l->srv->ctx.opt->host), *next = hosts, *host;
+    unsigned port = (unsigned)l->srv->ctx.opt->port;
     enum status st = hosts ? ST_OK : err_nomem(err, "the addresses of --host");
     l->srv->loopback = true;
     unsigned tcp = 0;
-    for (const char *at = l->srv->opt->host; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+    for (const char *at = l->srv->ctx.opt->host; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         tcp += strncmp(at, "unix:", 5) != 0;
     while (!st && (host = strsep(&next, ","))) st = listen_one(l, host, &port, tcp < 2, err);
     free(hosts);
@@ -332,7 +333,7 @@ static enum status listen_open(struct loop *l, struct err *err)
 
 static enum status connections_max(struct loop *l, struct err *err)
 {
-    const struct options *o = l->srv->opt;
+    const struct options *o = l->srv->ctx.opt;
     struct rlimit rl;
     l->conn_max = (uint32_t)o->max_connections;
     if (getrlimit(RLIMIT_NOFILE, &rl)) return ST_OK;
@@ -390,7 +391,7 @@ enum status loop_open(struct loop *l, struct server *s, struct err *err)
 
 enum status loop_cert_load(struct loop *l, unsigned pipe_ms, struct err *err)
 {
-    const struct options *o = l->srv->opt;
+    const struct options *o = l->srv->ctx.opt;
     struct tls_cert *old = l->cert;
     enum status st = o->tls_cert ? tls_cert_load(o->tls_cert, o->tls_key, pipe_ms, &l->cert, err) : ST_OK;
     if (!st && l->cert != old) tls_cert_release(old);

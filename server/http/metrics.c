@@ -397,8 +397,8 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
     W(w,
       "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\","
       "model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
-      caps->block_tokens, s->model ? s->model->info->kv_dtype : "",
-      strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
+      caps->block_tokens, s->ctx.model ? s->ctx.model->info->kv_dtype : "",
+      strcmp(s->ctx.opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
       (unsigned long long)(grains ? st->arena_grains / grains : 0));
 }
 
@@ -478,7 +478,7 @@ static void tiers_text(struct writer *w, const struct sched_stats *st)
 static void images_text(struct writer *w, const struct sched_stats *st, const struct server *s)
 {
     struct image_hash_cache_stats a;
-    image_hash_cache_stats(s->image_hashes, &a);
+    image_hash_cache_stats(s->ctx.image_hashes, &a);
     count(w, "vllm:mm_cache_queries_total", "Images looked up in the feature cache.", st->feature_queries);
     count(w, "vllm:mm_cache_hits_total", "Images found in the feature cache.", st->feature_hits);
     count(w, "kvasir:images_encoded_total", "Images encoded by the vision tower.", st->images_encoded);
@@ -497,8 +497,8 @@ static void images_text(struct writer *w, const struct sched_stats *st, const st
 static void fetch_text(struct writer *w, const struct server *s)
 {
     struct fetch_stats f;
-    if (!s->fetcher) return;
-    fetch_stats(s->fetcher, &f);
+    if (!s->ctx.fetcher) return;
+    fetch_stats(s->ctx.fetcher, &f);
     count(w, "kvasir:urls_fetched_total", "URLs of images fetched.", f.fetched);
     count(w, "kvasir:urls_failed_total", "URLs of images that were refused or failed.", f.failed);
     count(w, "kvasir:fetched_bytes_total", "Bytes of images fetched.", f.bytes);
@@ -532,7 +532,7 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
     count(w, "kvasir:mask_waits_total",
           "Chunks left out of a step because the mask of their constraint was not ready.", st->mask_waits);
     count(w, "kvasir:grammar_bytes", "Memory of compiled grammars and their masks.",
-          atomic_load(&s->grammar_memory->used));
+          atomic_load(&s->ctx.grammar_memory->used));
     count(w, "kvasir:last_batch_tokens", "Tokens of the last step.", st->last_batch_tokens);
     count(w, "kvasir:last_batch_sequences", "Sequences of the last step.", st->last_batch_sequences);
     struct scale scale = {{1}, SCHED_STEP_BUCKETS - 1};
@@ -615,7 +615,7 @@ static void process_text(struct writer *w, const struct server *s)
            "of", shares, refused, SHARE_STORED);
     process_one(w, "kvasir:open_connections", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
-    if (s->model) sched_stats(s->model->sched, &st);
+    if (s->ctx.model) sched_stats(s->ctx.model->sched, &st);
     process_one(w, "kvasir:loop_lag_seconds",
                 "How late the event loop's clock was, the worst of ten seconds.",
                 (double)s->health.lag.us * 1e-6);
@@ -626,12 +626,12 @@ static void process_text(struct writer *w, const struct server *s)
                 "How long the oldest submission has waited for the engine's thread.",
                 (double)st.inbox_us * 1e-6);
     process_one(w, "kvasir:requests_in_flight", "Generating requests in flight.", s->load);
-    process_one(w, "kvasir:queue_limit", "Sequences that may wait.", (double)s->opt->max_queue);
+    process_one(w, "kvasir:queue_limit", "Sequences that may wait.", (double)s->ctx.opt->max_queue);
     process_one(w, "kvasir:draining", "1 while the process is shutting down.",
                 s->health.phase >= SRV_LEAVING);
     head(w, "kvasir:build_info", "gauge", "Version and kernel set.");
-    W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "",
-      KVASIR_VERSION);
+    W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n",
+      s->ctx.model ? s->ctx.model->info->backend : "", KVASIR_VERSION);
 }
 
 enum status metrics_text(const struct server *s, struct buf *out)
@@ -639,9 +639,9 @@ enum status metrics_text(const struct server *s, struct buf *out)
     struct writer w = {.b = out, .m = s->metrics};
     struct sched_stats st = {0};
     struct engine_caps caps = {0};
-    if (s->model) {
-        sched_stats(s->model->sched, &st);
-        caps = s->model->caps;
+    if (s->ctx.model) {
+        sched_stats(s->ctx.model->sched, &st);
+        caps = s->ctx.model->caps;
     }
     engine_text(&w, &st, s);
     prefix_cache_text(&w, &st);

@@ -115,9 +115,9 @@ static bool host_allowed(const struct options *o, struct span name)
 static bool host_ok(const struct server *s, const char *host)
 {
     struct span name;
-    bool has_port, automatic = strcmp(s->opt->allowed_hosts, "auto") == 0;
+    bool has_port, automatic = strcmp(s->ctx.opt->allowed_hosts, "auto") == 0;
     if (!host || (automatic && s->auth)) return true;
-    return authority_split(span_of(host), &name, &has_port) && host_allowed(s->opt, name);
+    return authority_split(span_of(host), &name, &has_port) && host_allowed(s->ctx.opt, name);
 }
 
 /* ---- origins ---- */
@@ -156,14 +156,15 @@ static bool foreign(const struct request *r, const char *origin, const char *hos
     const char *site = http_message_header(&r->http, "Sec-Fetch-Site"),
                *mode = http_message_header(&r->http, "Sec-Fetch-Mode");
     struct span authority;
-    if (list_has(r->srv->opt->cors_origins, "*") || (site && strcmp(site, "same-origin") == 0)) return false;
+    if (list_has(r->srv->ctx.opt->cors_origins, "*") || (site && strcmp(site, "same-origin") == 0))
+        return false;
     if (!origin) return site && strcmp(site, "cross-site") == 0 && !(mode && strcmp(mode, "navigate") == 0);
     return !(host && origin_authority(span_of(origin), &authority) && same(authority, span_of(host)));
 }
 
 bool origin_admit(struct request *r)
 {
-    const struct options *o = r->srv->opt;
+    const struct options *o = r->srv->ctx.opt;
     const char *origin = http_message_header(&r->http, "Origin"),
                *host = http_message_header(&r->http, "Host");
     if (origin && origin_allowed(o, origin))

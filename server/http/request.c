@@ -3,7 +3,7 @@
 #include "config/base/log.h"
 #include "server/json/writer.h"
 #include "server/http/event_loop.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/http/workers.h"
@@ -44,7 +44,7 @@ struct request *request_create(struct server *s, struct MHD_Connection *c, const
     if (!r) return NULL;
     r->srv = s;
     buf_init(&r->response.out, LIMIT_RESPONSE_BYTES);
-    if (!http_message_open(&r->http, c, method, target, s->opt->max_body_bytes)) {
+    if (!http_message_open(&r->http, c, method, target, s->ctx.opt->max_body_bytes)) {
         http_message_close(&r->http);
         free(r);
         return NULL;
@@ -163,7 +163,7 @@ struct request *requests_largest(const struct server *s)
 {
     struct request *most = NULL;
     size_t held = 0, most_own = 0;
-    if (shares_held(&s->shares, SHARE_RESPONSES) <= s->opt->response_memory) return NULL;
+    if (shares_held(&s->shares, SHARE_RESPONSES) <= s->ctx.opt->response_memory) return NULL;
     for (struct request *r = s->requests; r; r = r->next) {
         if (!r->http.mhd || r->cancelled || r->response.error.http) continue; /* already ending */
         held += r->response.bytes;
@@ -173,7 +173,7 @@ struct request *requests_largest(const struct server *s)
         most = r;
         most_own = own;
     }
-    return held > s->opt->response_memory ? most : NULL;
+    return held > s->ctx.opt->response_memory ? most : NULL;
 }
 
 void request_wait(struct request *r, void (*poll)(struct request *r))

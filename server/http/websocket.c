@@ -1,7 +1,7 @@
 /* See websocket.h. */
 #include "server/http/websocket.h"
 
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/http/request.h"
 
 #include <sha1.h>
@@ -165,8 +165,8 @@ struct websocket *websocket_open(struct request *r, struct buf *up, struct buf *
         websocket_free(w);
         return NULL;
     }
-    wslay_event_config_set_max_recv_msg_length(w->ctx, r->srv->opt->max_body_bytes);
-    w->frames_max = r->srv->opt->max_body_bytes / FRAME_BYTES;
+    wslay_event_config_set_max_recv_msg_length(w->ctx, r->srv->ctx.opt->max_body_bytes);
+    w->frames_max = r->srv->ctx.opt->max_body_bytes / FRAME_BYTES;
     return w;
 }
 

@@ -5,7 +5,7 @@
 #include "config/base/env.h"
 #include "config/base/threads.h"
 #include "config/base/list.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/shares/shares.h"
 
 #include <stdio.h>

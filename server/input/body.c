@@ -3,7 +3,7 @@
 #include "server/json/fields.h"
 #include "server/input/input.h"
 #include "server/json/parser.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include "config/base/clock.h"
 
@@ -75,7 +75,7 @@ enum status request_model_unknown(struct request *r, const char *name)
     return api_fail(
         &r->response.error, 404, "model_not_found", "model",
         "The model `%.150s` is not served here. This server has `%.150s` (GET /v1/models lists all).", name,
-        r->srv->model_name);
+        r->srv->ctx.model_name);
 }
 
 enum status request_model_check(struct request *r, json_t *root)
@@ -86,10 +86,10 @@ enum status request_model_check(struct request *r, json_t *root)
         return api_fail(&r->response.error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
     size_t len = json_string_length(m);
-    r->model_name = model_name_find(r->srv, name, len);
+    r->model_name = model_name_find(&r->srv->ctx, name, len);
     if (!r->model_name && r->response.shape == ERROR_OLLAMA && len > 7 &&
         strcmp(name + len - 7, ":latest") == 0) /* Ollama's default tag */
-        r->model_name = model_name_find(r->srv, name, len - 7);
-    if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
+        r->model_name = model_name_find(&r->srv->ctx, name, len - 7);
+    if (!len || r->model_name || r->srv->ctx.opt->accept_any_model) return ST_OK;
     return request_model_unknown(r, name);
 }

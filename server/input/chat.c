@@ -5,7 +5,7 @@
 #include "server/json/fields.h"
 #include "server/input/prompt.h"
 #include "server/input/remote.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/chat/template.h"
 
 #include "engine/model/model_info.h"
@@ -38,7 +38,7 @@ static void chat_fini(struct chat *c)
 
 static enum status render(struct chat *c)
 {
-    const struct model *m = c->r->srv->model;
+    const struct model *m = c->r->srv->ctx.model;
     const struct gen_params *p = &c->g->p;
     const struct model_parts *parts = &m->info->image.parts;
     const char *marker = m->info->image.present ? m->info->image.marker : NULL,
@@ -61,7 +61,7 @@ static enum status render(struct chat *c)
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = c->g->control_parse ||
-                                                   strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
+                                                   strcmp(c->r->srv->ctx.opt->control_tokens, "parse") == 0,
                                   .trace = p->return_cache_info};
     enum status st = template_render(c->g->tmpl ? c->g->tmpl : m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);
@@ -84,7 +84,7 @@ static enum status misplaced(struct chat *c, enum status st, const struct err *e
 
 static enum status build(struct chat *c, struct gen_prompt *to)
 {
-    const struct model *m = c->r->srv->model;
+    const struct model *m = c->r->srv->ctx.model;
     struct gen *g = c->g;
     struct err err = {0};
     struct prompt *p = &to->prompt;
@@ -136,9 +136,9 @@ static enum status response_shape(struct chat *c)
 enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 {
     const struct server *s = g->r->srv;
-    const struct model *m = s->model;
+    const struct model *m = s->ctx.model;
     *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
-                                         .images_max = (size_t)s->opt->max_images,
+                                         .images_max = (size_t)s->ctx.opt->max_images,
                                          .text_only = !m->info->image.present},
                               .err = g->e,
                               .out = &g->messages,
@@ -226,7 +226,7 @@ enum status gen_prompt_chat(struct gen *g)
 
 enum status gen_read_parts(struct gen *g, json_t *parts)
 {
-    if (!g->r->srv->model->own_prompts)
+    if (!g->ctx->model->own_prompts)
         return api_fail(g->e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
     if (g->p.echo)

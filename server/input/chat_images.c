@@ -3,7 +3,7 @@
 
 #include "server/input/remote.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/media/image_hash_cache.h"
 #include "server/media/image_decode.h"
 #include "server/media/image_parts.h"
@@ -23,9 +23,9 @@
  * limit of released checkpoints; the tower's cost is quadratic). */
 static uint64_t area_limit(const struct gen *g)
 {
-    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    const struct image_config *cfg = &g->ctx->model->info->image.config;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge,
-             tokens = g->r->srv->model->caps.context_max;
+             tokens = g->ctx->model->caps.context_max;
     uint64_t room = unit * (tokens < 16384 ? tokens : 16384);
     uint64_t own = cfg->area_max / (cfg->area_frames ? cfg->area_frames : 1);
     return room > own ? room : own;
@@ -73,7 +73,7 @@ static enum status parse_keys(struct gen *g, json_t *from, const char *path, con
 static enum status parse_budget(struct gen *g, json_t *kwargs)
 {
     static const char name[] = "max_soft_tokens", path[] = KWARGS ".max_soft_tokens";
-    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    const struct image_config *cfg = &g->ctx->model->info->image.config;
     char all[96] = "";
     uint64_t n = 0;
     if (parse_keys(g, kwargs, KWARGS, name) || parse_bound(g, kwargs, "", name, 0, INT64_MAX, &n))
@@ -102,7 +102,7 @@ static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, st
 /* The most tiles of an image, or slices; also by the name that older configurations have. */
 static enum status parse_tiles(struct gen *g, json_t *kwargs)
 {
-    const struct image_tiles *t = &g->r->srv->model->info->image.config.tiles;
+    const struct image_tiles *t = &g->ctx->model->info->image.config.tiles;
     const char *names = t->rule == TILES_SLICED ? "max_slice_nums" : "max_patches, max_dynamic_patch";
     uint64_t n = 0;
     if (parse_keys(g, kwargs, KWARGS, names) || parse_bound(g, kwargs, "", "max_slice_nums", 1, t->max, &n) ||
@@ -117,7 +117,7 @@ static enum status parse_tiles(struct gen *g, json_t *kwargs)
  * that an image counts as. */
 static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
 {
-    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    const struct image_config *cfg = &g->ctx->model->info->image.config;
     bool side = cfg->longest > 0;
     json_t *size = field(kwargs, "size");
     uint64_t most = area_limit(g), frames = cfg->area_frames ? cfg->area_frames : 1,
@@ -136,7 +136,7 @@ static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, str
 
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 {
-    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    const struct image_config *cfg = &g->ctx->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
     json_t *kwargs = field(root, KWARGS);
@@ -145,9 +145,9 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
         return api_fail(g->e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
     if (!json_object_size(kwargs)) return ST_OK;
     bool some = cfg->tiles.rule == TILES_CLOSEST && !cfg->tiles.axis_max;
-    if (g->r->srv->model->info->image.present && (cfg->tiles.rule == TILES_SLICED || (some && !cfg->dynamic)))
+    if (g->ctx->model->info->image.present && (cfg->tiles.rule == TILES_SLICED || (some && !cfg->dynamic)))
         return parse_tiles(g, kwargs);
-    if (!g->r->srv->model->info->image.present || !cfg->dynamic)
+    if (!g->ctx->model->info->image.present || !cfg->dynamic)
         return api_fail(g->e, 400, "unsupported_parameter", KWARGS,
                         KWARGS " is not supported by this model: its images have one size, or crops and "
                                "tiles as the checkpoint's preprocessor_config.json says.");
@@ -166,7 +166,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
 {
     struct share *share = g->r->response.share;
-    size_t bytes = 0, most = g->r->srv->opt->image_memory;
+    size_t bytes = 0, most = g->ctx->opt->image_memory;
     for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
     bool only = shares_held(share->of, SHARE_PIXELS) <= g->pixel_bytes && !g->messages_each;
     if (!share_try(share, SHARE_PIXELS, bytes, only ? SIZE_MAX / 2 : most, only ? 0 : most / 2)) return false;
@@ -220,13 +220,13 @@ static enum image_error fetch(const struct gen *g, const struct image_ref *ref, 
 static enum status decode(struct gen *g, const struct image_ref *ref, struct gen_image *file,
                           struct image_prepared *prepared, struct image_parts *parts)
 {
-    const struct model_info *mi = g->r->srv->model->info;
+    const struct model_info *mi = g->ctx->model->info;
     struct err err = {0};
     uint64_t t0 = now_us();
     enum image_error error =
         image_from_file(&mi->image, mi->family, &file->ask, file->bytes, file->len, prepared, parts, &err);
     if (error) return image_fail(g, error, ref, &err);
-    image_hash_cache_put(g->r->srv->image_hashes, file->file_hash, parts);
+    image_hash_cache_put(g->ctx->image_hashes, file->file_hash, parts);
     g->image_seconds += (double)(now_us() - t0) * 1e-6;
     g->images_decoded++;
     return ST_OK;
@@ -235,8 +235,8 @@ static enum status decode(struct gen *g, const struct image_ref *ref, struct gen
 static enum status make_one(struct gen *g, const struct image_ref *ref, struct gen_image *file,
                             struct image_prepared *prepared, struct image_parts *parts)
 {
-    const struct image_config *cfg = &g->r->srv->model->info->image.config;
-    struct image_hash_cache *image_hashes = g->r->srv->image_hashes;
+    const struct image_config *cfg = &g->ctx->model->info->image.config;
+    struct image_hash_cache *image_hashes = g->ctx->image_hashes;
     struct err err = {0};
     file->ask = (struct image_ask){.video = ref->video, .fps = ref->fps};
     if (!ref->video) {
@@ -253,7 +253,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     if (error) return image_fail(g, error, ref, &err);
     image_hash_cache_id(image_hashes, g->p.salt, &file->ask, file->bytes, file->len, file->file_hash);
     /* Without caching across requests the pixels are always needed. */
-    bool kept = strcmp(g->r->srv->opt->prefix_cache, "on") == 0;
+    bool kept = strcmp(g->ctx->opt->prefix_cache, "on") == 0;
     if (kept && image_hash_cache_get(image_hashes, file->file_hash, parts))
         return ST_OK; /* keep the file: its pixels may be needed later */
     enum status st = decode(g, ref, file, prepared, parts);
@@ -274,7 +274,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
 static enum status check_room(struct gen *g, const struct image_ref *ref, const struct image_parts *parts,
                               uint64_t *tokens)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     uint64_t most = m->caps.image_tokens_max;
     for (uint32_t i = 0; i < parts->count; i++) {
         const struct prompt_grid *grid = &parts->grids[i];

@@ -6,7 +6,7 @@
 #include "config/base/log.h"
 #include "server/chat/tool_calls/tool_calls.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <float.h>
 #include <math.h>
@@ -354,7 +354,7 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
     struct gen_params *p = &m->g->p;
     const struct tool_syntax *s = tool_syntax(p->calls);
     if (!s->plain &&
-        (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
+        (strcmp(m->g->ctx->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
          p->continue_final_message || (any_strict(tools) && s->arguments != TOOL_ARGUMENTS_JSON)))
         return ST_OK;
     p->bare_calls = json_object();
@@ -377,7 +377,7 @@ enum status gen_constraint_make(struct gen *g)
         tools = NULL;
     if (!tools && !p->format.kind) return ST_OK;
     struct err err = {{0}};
-    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return gen_nomem(m.g);
+    if (grammars_vocab(g->ctx->grammars, g->ctx->model, &g->vocab, &err)) return gen_nomem(m.g);
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
     if (!g->compile_key) return gen_nomem(m.g);
@@ -389,7 +389,7 @@ enum status gen_constraint_make(struct gen *g)
     p->ignore_eos = false; /* a complete constrained output allows only EOS */
     p->tool_choice.named =
         json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
-    g->grammar = grammars_find(g->r->srv->grammars, g->compile_key, &g->warnings);
+    g->grammar = grammars_find(g->ctx->grammars, g->compile_key, &g->warnings);
     if (g->grammar) gen_constraint_made(g);
     return ST_OK;
 }
@@ -406,7 +406,7 @@ void gen_constraint_made(struct gen *g)
 
 enum status gen_constraint_compile(struct gen *g)
 {
-    struct grammars *all = g->r->srv->grammars;
+    struct grammars *all = g->ctx->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */

@@ -5,7 +5,7 @@
 
 #include "server/grammar/grammar.h"
 #include "server/http/http.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 struct grammars;
 /* memory: limit on their total. wake: called on a thread that has computed a mask. */

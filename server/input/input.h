@@ -177,6 +177,7 @@ struct gen_image {
 
 struct gen {
     struct request *r;
+    const struct context *ctx;
     struct api_error *e; /* r's */
     enum gen_kind kind;
     const struct dialect *dialect;     /* NULL: OpenAI's */

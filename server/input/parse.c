@@ -4,7 +4,7 @@
 #include "config/base/log.h"
 #include "server/json/fields.h"
 #include "server/input/input.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -45,9 +45,9 @@ static enum status parse_limits(struct gen *g, json_t *root)
         p->has_max = true;
         p->max_tokens = 16;
     }
-    if (!p->has_max && g->r->srv->opt->default_max_tokens) {
+    if (!p->has_max && g->ctx->opt->default_max_tokens) {
         p->has_max = p->max_tokens_fit = true;
-        p->max_tokens = g->r->srv->opt->default_max_tokens;
+        p->max_tokens = g->ctx->opt->default_max_tokens;
     }
     bool has = false;
     if (field_int(g->e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
@@ -61,9 +61,9 @@ static enum status parse_limits(struct gen *g, json_t *root)
 
 struct sampling_defaults sampling_defaults(const struct server *s)
 {
-    const struct hf_generation *d = &s->model->info->generation;
+    const struct hf_generation *d = &s->ctx.model->info->generation;
     struct sampling_defaults out = {.temperature = 1, .top_p = 1, .repetition = 1};
-    if (strcmp(s->opt->generation_config, "auto") != 0) return out;
+    if (strcmp(s->ctx.opt->generation_config, "auto") != 0) return out;
     if (d->has_temperature) out.temperature = d->temperature;
     if (d->has_do_sample && !d->do_sample) out.temperature = 0;
     if (d->has_top_p) out.top_p = d->top_p;
@@ -82,7 +82,7 @@ static enum status parse_sampling(struct gen *g, json_t *root)
     bool has = false, has_rep = false;
     if (field_num(g->e, root, "temperature", 0, 2, &d.temperature, NULL) ||
         field_num(g->e, root, "top_p", 0, 1, &d.top_p, NULL) ||
-        field_int(g->e, root, "n", 1, (int64_t)g->r->srv->opt->max_n, &n, NULL) ||
+        field_int(g->e, root, "n", 1, (int64_t)g->ctx->opt->max_n, &n, NULL) ||
         field_num(g->e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
         field_num(g->e, root, "presence_penalty", -2, 2, &presence, NULL) ||
         field_int(g->e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) ||
@@ -116,8 +116,8 @@ static int bias_order(const void *a, const void *b)
 
 static enum status parse_bias(struct gen *g, json_t *root)
 {
-    const struct hf_generation *d = &g->r->srv->model->info->generation;
-    bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
+    const struct hf_generation *d = &g->ctx->model->info->generation;
+    bool use = strcmp(g->ctx->opt->generation_config, "auto") == 0;
     uint32_t never = use ? d->suppress_count : 0;
     json_t *map = field(root, "logit_bias");
     if (map && !json_is_object(map))
@@ -139,7 +139,7 @@ static enum status parse_bias(struct gen *g, json_t *root)
         char *end;
         size_t digits = strspn(key, "0123456789");
         unsigned long long id = digits && digits <= 10 ? strtoull(key, &end, 10) : UINT64_MAX;
-        if (key[digits] || id >= g->r->srv->model->info->vocab_size) {
+        if (key[digits] || id >= g->ctx->model->info->vocab_size) {
             return api_fail(g->e, 400, "invalid_value", "logit_bias",
                             "'%.60s' is not a token id of this model.", key);
         }
@@ -169,7 +169,7 @@ static enum status parse_ids(struct gen *g, json_t *list, const char *path, uint
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id))
             return api_fail(g->e, 400, "invalid_type", path, "%s must be an array of integers.", path);
-        if (id < 0 || id >= (int64_t)g->r->srv->model->info->vocab_size)
+        if (id < 0 || id >= (int64_t)g->ctx->model->info->vocab_size)
             return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
                             (long long)id);
         bool known = false;
@@ -249,7 +249,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
 {
     struct gen_params *p = &g->p;
     if (field_bool(g->e, root, "stream", &p->stream)) return ST_INVALID;
-    p->include_usage = g->r->srv->opt->always_include_usage;
+    p->include_usage = g->ctx->opt->always_include_usage;
     json_t *o = field(root, "stream_options");
     if (!o) return ST_OK;
     if (!json_is_object(o))
@@ -368,7 +368,7 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
 void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32])
 {
     static const char purpose[] = "kvasir cache salt", of_key[] = "kvasir cache salt of an API key";
-    bool by_key = r->http.has_key && strcmp(r->srv->opt->cache_scope, "key") == 0;
+    bool by_key = r->http.has_key && strcmp(r->srv->ctx.opt->cache_scope, "key") == 0;
     crypto_hash_sha256_state h;
     memset(out, 0, 32);
     if (!by_key && !len) return;

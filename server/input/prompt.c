@@ -3,7 +3,7 @@
 #include "config/base/utf8.h"
 #include "server/input/prompt.h"
 #include "server/json/fields.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include "engine/model/model_info.h"
 #include "engine/prompt/prompt_build.h"
@@ -16,7 +16,7 @@
  * more costs no time. What is truncated is tokenized first, and clients count to learn what to cut. */
 uint32_t gen_ids_max(const struct gen *g)
 {
-    uint64_t context = g->r->srv->model->caps.context_max;
+    uint64_t context = g->ctx->model->caps.context_max;
     uint64_t m = g->p.has_truncate || g->counting ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
     return m > (1u << 28) ? 1u << 28 : (uint32_t)m;
 }
@@ -28,7 +28,7 @@ enum status gen_too_long(struct gen *g)
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
                     "length of the %s.",
-                    g->r->srv->model->caps.context_max, what, gen_ids_max(g), what);
+                    g->ctx->model->caps.context_max, what, gen_ids_max(g), what);
 }
 
 enum status gen_prompts_new(struct gen *g, size_t count)
@@ -45,7 +45,7 @@ enum status gen_prompts_new(struct gen *g, size_t count)
 
 enum status gen_generates(struct gen *g)
 {
-    const struct model_info *info = g->r->srv->model->info;
+    const struct model_info *info = g->ctx->model->info;
     if (info->retrieval.classifier[0])
         return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model is %s and generates no text: use /classify, /v1/rerank or /v1/score.",
@@ -57,7 +57,7 @@ enum status gen_generates(struct gen *g)
 
 static enum status context_check(struct gen *g, const struct gen_prompt *p)
 {
-    uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
+    uint64_t m = g->ctx->model->caps.context_max, count = p->prompt.token_count;
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
     if (g->p.max_tokens_fit && g->p.has_max && count < m && g->p.max_tokens > m - count) {
         g->p.max_tokens_cut = g->p.max_tokens - (m - count);
@@ -73,7 +73,7 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
                         (unsigned long long)m, (unsigned long long)count + r, (unsigned long long)count,
                         g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
-    const struct engine_caps *caps = &g->r->srv->model->caps;
+    const struct engine_caps *caps = &g->ctx->model->caps;
     if (!g->p.pooling && gen_generates(g)) return ST_INVALID;
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
         return api_fail(
@@ -99,7 +99,7 @@ static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
         return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
-    uint64_t m = g->r->srv->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
+    uint64_t m = g->ctx->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
     uint64_t keep = g->p.truncate > 0 ? (uint64_t)g->p.truncate : m > reserve ? m - reserve : 1;
     if (p->prompt.token_count <= keep) return ST_OK;
     uint32_t drop = p->prompt.token_count - (uint32_t)keep;
@@ -107,14 +107,14 @@ static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
     p->prompt.token_count = (uint32_t)keep;
     p->dropped = drop;
     struct err err = {0};
-    enum status st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
+    enum status st = prompt_apply_rule(g->ctx->model->info, &p->prompt, &err);
     return st ? gen_nomem(g) : ST_OK;
 }
 
 /* A classifier's last token is the last that is no padding; or the first, if all are. */
 static void padding_cut(const struct gen *g, struct gen_prompt *p)
 {
-    const struct model_retrieval *how = &g->r->srv->model->info->retrieval;
+    const struct model_retrieval *how = &g->ctx->model->info->retrieval;
     struct prompt *of = &p->prompt;
     bool padded = how->classifier[0] && how->pad_id != HF_NO_ID;
     while (padded && of->token_count > 1 && of->tokens[of->token_count - 1] == how->pad_id) of->token_count--;
@@ -128,7 +128,7 @@ enum status gen_prompt_made(struct gen *g, struct gen_prompt *p)
     st = context_check(g, p);
     if (!st) return gen_tokens_check(g, g->prompt_tokens += p->prompt.token_count);
     g->e->prompt_tokens = p->prompt.token_count;
-    g->e->context = g->r->srv->model->caps.context_max;
+    g->e->context = g->ctx->model->caps.context_max;
     return st;
 }
 
@@ -165,7 +165,7 @@ static enum status infill_ends(struct gen *g)
     for (size_t i = 0; i < MARKS + MORE && p->stop_id_count < LIMIT_STOP_IDS; i++) {
         uint32_t id;
         const char *text = i < MARKS ? infill_marks[i] : more[i - MARKS];
-        bool known = !added_token(g->r->srv->model->tok, text, &id);
+        bool known = !added_token(g->ctx->model->tok, text, &id);
         for (uint32_t k = 0; k < p->stop_id_count && !known; k++) known = ids[k] == id;
         if (!known) ids[p->stop_id_count++] = id;
     }
@@ -178,7 +178,7 @@ static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
     if (!json_is_string(suffix))
         return api_fail(g->e, 400, "invalid_type", "suffix", "suffix must be a string.");
     if (!json_string_length(suffix)) return ST_OK;
-    const char *missing = gen_infill_missing(g->r->srv->model->tok);
+    const char *missing = gen_infill_missing(g->ctx->model->tok);
     if (missing)
         return api_fail(g->e, 400, "unsupported_parameter", "suffix",
                         "suffix is not supported: this model's vocabulary has no %s.", missing);
@@ -197,7 +197,7 @@ static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
 static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const char *path,
                                struct gen_prompt *p)
 {
-    const struct tokenizer *tok = g->r->srv->model->tok;
+    const struct tokenizer *tok = g->ctx->model->tok;
     struct tok_run run = {
         .text = json_string_value(s), .len = json_string_length(s), .control = TOK_CONTROL_ALL};
     struct tok_run all[] = {{.text = infill_marks[0], .len = strlen(infill_marks[0])},
@@ -231,7 +231,7 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
 static enum status ids_prompt(struct gen *g, json_t *list, const char *path, struct gen_prompt *p)
 {
     size_t count = json_array_size(list);
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     if (!count) return api_fail(g->e, 400, "empty_array", path, "The prompt is empty.");
     p->prompt.tokens = malloc(count * sizeof *p->prompt.tokens);
     if (!p->prompt.tokens) return gen_nomem(g);
@@ -274,8 +274,8 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
-    st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* also rejects the image placeholder */
-    if (!st) st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
+    st = prompt_check(g->ctx->model->info, &p->prompt, &err); /* also rejects the image placeholder */
+    if (!st) st = prompt_apply_rule(g->ctx->model->info, &p->prompt, &err);
     if (st) return api_fail_status(g->e, st, path, &err);
     return gen_prompt_made(g, p);
 }

@@ -17,7 +17,7 @@ static bool has_scheme(const char *url, size_t len, const char *scheme)
 
 static bool is_remote(const struct gen *g, const char *url, size_t len)
 {
-    return g->r->srv->fetcher && (has_scheme(url, len, "http") || has_scheme(url, len, "https"));
+    return g->ctx->fetcher && (has_scheme(url, len, "http") || has_scheme(url, len, "https"));
 }
 
 /* One URL of a part: registers it, or takes its result. */
@@ -28,7 +28,7 @@ static enum status one_url(struct gen *g, const struct image_ref *ref, const cha
         const struct fetch_file *file = fetch_find(g->remote, url, len);
         return file && file->done && file->error ? image_fail(g, file->error, ref, &file->err) : ST_OK;
     }
-    if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher))) return gen_nomem(g);
+    if (!g->remote && !(g->remote = fetch_job_new(g->ctx->fetcher))) return gen_nomem(g);
     enum status st = fetch_job_add(g->remote, url, len);
     if (st == ST_TOO_LARGE)
         return api_fail(g->e, 400, "invalid_value", ref->param,
@@ -59,8 +59,8 @@ void gen_remote_end(struct gen *g)
 enum image_error gen_file(const struct gen *g, const char *url, size_t len, const struct image_limits *limits,
                           uint8_t **bytes, size_t *n, struct err *err)
 {
-    if (g->r->srv->media_dir && has_scheme(url, len, "file"))
-        return local_read(g->r->srv->media_dir, url, len, limits->encoded_bytes_max, bytes, n, err);
+    if (g->ctx->media_dir && has_scheme(url, len, "file"))
+        return local_read(g->ctx->media_dir, url, len, limits->encoded_bytes_max, bytes, n, err);
     if (!is_remote(g, url, len)) return image_decode_data_uri(url, len, limits, bytes, n, err);
     const struct fetch_file *file = g->remote ? fetch_find(g->remote, url, len) : NULL;
     if (!file || !file->done || file->error) {

@@ -2,7 +2,7 @@
  * parses them from the output. */
 #include "server/json/fields.h"
 #include "server/input/input.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 #include "server/chat/template.h"
 #include "server/chat/tool_calls/types.h"
 
@@ -176,7 +176,7 @@ static enum status choice_check(struct gen *g)
 
 enum status gen_tools_resolve(struct gen *g)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     json_t *tools = g->tools;
     if (tools && !json_is_array(tools))
         return api_fail(g->e, 400, "invalid_type", "tools", "tools must be an array.");
@@ -228,7 +228,7 @@ static bool variables_set(struct gen *g, const struct reasoning_ask *a)
 /* The limit on reasoning tokens, after its tags are set; v NULL: none. */
 static enum status thinking_budget(struct gen *g, json_t *v, const char *param)
 {
-    const struct tokenizer *tok = g->r->srv->model->tok;
+    const struct tokenizer *tok = g->ctx->model->tok;
     enum reasoning_syntax syntax = g->p.reasoning_syntax;
     const char *close = reasoning_close(syntax);
     int64_t budget;
@@ -248,7 +248,7 @@ static enum status thinking_budget(struct gen *g, json_t *v, const char *param)
 
 enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
 {
-    const struct model *m = g->r->srv->model;
+    const struct model *m = g->ctx->model;
     const char *key;
     json_t *v;
     if (ask->variables && !json_is_object(ask->variables))

@@ -29,12 +29,12 @@ static bool set_up(void)
     template_guard(model.tmpl, model.tok);
     model.info = engine_model(model.engine);
     engine_caps(model.engine, &model.caps);
-    server->opt = &options;
-    server->model = &model;
-    server->model_name = server->model_dir = dir;
-    server->model_names_end = dir + sizeof dir;
-    server->image_hashes = image_hash_cache_create(64);
-    return server->image_hashes;
+    server->ctx.opt = &options;
+    server->ctx.model = &model;
+    server->ctx.model_name = server->ctx.model_dir = dir;
+    server->ctx.model_names_end = dir + sizeof dir;
+    server->ctx.image_hashes = image_hash_cache_create(64);
+    return server->ctx.image_hashes;
 }
 
 static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
@@ -45,7 +45,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     *r = (struct request){.srv = server, .gen = g};
     r->response.share = share_take(&server->shares, 0);
     buf_init(&r->response.out, SIZE_MAX / 4);
-    *g = (struct gen){.r = r, .e = &r->response.error, .kind = kind, .p.n = 1};
+    *g = (struct gen){.r = r, .ctx = &r->srv->ctx, .e = &r->response.error, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
         !request_model_check(r, g->root) && !gen_parse(g, g->root) &&

@@ -1,7 +1,7 @@
 /* The reader of requests' framing (server/http/http_parser.h): what is refused, and why; what passes, and in
  * which form; and that it doesn't matter how the bytes are cut, of tabled and of mutated requests. */
 #include "server/http/http_parser.h"
-#include "server/http/limits.h"
+#include "server/context/limits.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

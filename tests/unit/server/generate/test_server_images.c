@@ -139,16 +139,17 @@ static void world_open(struct world *w)
                                                  .pan_max_crops = 4,
                                                  .pan_min_ratio = 1.2};
     w->model.info = &w->info;
-    w->srv.model = &w->model;
+    w->srv.ctx.model = &w->model;
     w->srv.loop = &w->loop;
     w->opt.image_memory = 1u << 20;
-    w->srv.opt = &w->opt;
-    w->srv.image_hashes = image_hash_cache_create(8);
+    w->srv.ctx.opt = &w->opt;
+    w->srv.ctx.image_hashes = image_hash_cache_create(8);
     w->r.srv = &w->srv;
     w->r.response.share = share_take(&w->srv.shares, 1);
     w->loop.workers = (struct workers){.uv = &w->loop.uv, .count = 2};
     w->r.gen = &w->g;
     w->g = (struct gen){.r = &w->r,
+                        .ctx = &w->srv.ctx,
                         .e = &w->r.response.error,
                         .prompts = &w->prompt,
                         .prompt_count = 1,
@@ -169,7 +170,7 @@ static void world_open(struct world *w)
             memcpy(w->prompt.prompt.spans[first + k].key, parts.keys[k], 32);
         first += p->count;
         memset(p->file_hash, (int)i + 1, sizeof p->file_hash);
-        image_hash_cache_put(w->srv.image_hashes, p->file_hash, &parts);
+        image_hash_cache_put(w->srv.ctx.image_hashes, p->file_hash, &parts);
         image_parts_free(&parts);
     }
     assert_true(w->want[0].count == 1 && w->want[1].count > 2); /* a whole, and a whole with crops */
@@ -184,7 +185,7 @@ static void world_close(struct world *w)
         image_prepared_free(&w->want[i]);
     }
     free(w->prompt.prompt.spans);
-    image_hash_cache_destroy(w->srv.image_hashes);
+    image_hash_cache_destroy(w->srv.ctx.image_hashes);
     share_release(w->r.response.share);
     assert_int_equal(uv_loop_close(&w->loop.uv), 0);
     told_clear();
@@ -270,7 +271,7 @@ static void test_refuse(void **state)
         assert_null(told.answers[i].pixels.rgb);
         assert_string_not_equal(told.answers[i].message, "");
     }
-    image_hash_cache_stats(w.srv.image_hashes, &st);
+    image_hash_cache_stats(w.srv.ctx.image_hashes, &st);
     assert_int_equal(st.entries, 1);
     told_clear();
     /* Fewer images than were counted. */

@@ -315,9 +315,10 @@ static struct desk *desk_open(const struct image_config *cfg)
     d->info.image = rule;
     d->info.image.config = *cfg;
     d->model.info = &d->info;
-    d->srv.model = &d->model;
+    d->srv.ctx.model = &d->model;
     d->r.srv = &d->srv;
     d->g.r = &d->r;
+    d->g.ctx = &d->srv.ctx;
     d->g.e = &d->r.response.error;
     return d;
 }
