@@ -39,7 +39,7 @@ static uint32_t equal_to(const struct cache_snapshot_node *n, const uint64_t *ha
     return 0;
 }
 
-static void path_write(struct json_writer *o, const struct cache_snapshot *tree, const struct gen *g)
+static void path_write(struct json_writer *o, const struct cache_snapshot *tree, const struct generation *g)
 {
     const struct prompt *p = &g->prompts[0].prompt;
     struct radix_view v = {
@@ -68,7 +68,7 @@ static void path_write(struct json_writer *o, const struct cache_snapshot *tree,
 
 static void salt_of(const struct request *r, uint8_t salt[32])
 {
-    if (r->gen) memcpy(salt, r->gen->p.salt, 32);
+    if (r->gen) memcpy(salt, r->gen->caller.salt, 32);
     else gen_salt(r, "", 0, salt);
 }
 
@@ -102,14 +102,14 @@ static void snapshot_ask(struct request *r)
 
 static void chat_job(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     enum status st = ST_OK;
     if (!g->fetched) {
         st = request_body_parse(r, &g->root) || request_model_check(r, g->root) ? ST_INVALID
                                                                                 : tokenize_read(g, g->root);
         if (!st && g->remote) return;
     }
-    g->p.return_cache_info = true;
+    g->q.return_cache_info = true;
     if (!st) (void)tokenize_chat(g);
     gen_read_end(g);
 }

@@ -18,23 +18,23 @@ static void generate_done(struct request *r)
 
 static enum status generate_read(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
     if ((!g->dialect || g->dialect->delta) && gen_generates(g)) return ST_INVALID;
     if (g->dialect) return g->dialect->read(g, g->root);
     if (gen_parse(g, g->root)) return ST_INVALID;
-    return g->kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root);
+    return g->q.kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root);
 }
 
 static void generate_job(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     enum status st = g->read ? ST_OK : generate_read(r);
     g->read = true;
     g->job_us = 0;
     if (!st && g->remote && !g->fetched) return;
     if (!st && !r->response.out.len)
-        st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
+        st = g->q.kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
     if (g->again) return;
     if (!st && !r->response.out.len) (void)gen_constraint_make(g);
     gen_read_end(g);

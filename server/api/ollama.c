@@ -143,7 +143,7 @@ static void show(struct json_writer *o, const struct server *s)
 
 static void show_job(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
     bool read = !request_body_parse(r, &g->root);
     json_t *name = field(g->root, "name"); /* its older name */

@@ -77,7 +77,7 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 
 static void tokenize(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root))) return;
     json_t *prompt = field(g->root, "prompt");
     if (!prompt) prompt = field(g->root, "content");
@@ -97,7 +97,7 @@ static void tokenize(struct request *r)
 
 static void detokenize(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
     const struct tokenizer *tok = r->srv->ctx.model->tok;
     json_t *list = field(g->root, "tokens"), *v;
@@ -141,7 +141,7 @@ static void detokenize(struct request *r)
 
 static void count_tokens(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
                         (g->dialect ? g->dialect->read : tokenize_read)(g, g->root)))
         return;
@@ -157,7 +157,7 @@ static void count_tokens(struct request *r)
 
 static void apply_template(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || tokenize_read(g, g->root))
         return;
@@ -169,7 +169,7 @@ static void apply_template(struct request *r)
 }
 
 /* The last step of the job, if no files are fetched before it. */
-static void read_end(struct gen *g)
+static void read_end(struct generation *g)
 {
     if (!g->remote || g->fetched || g->r->response.error.http) gen_read_end(g);
 }

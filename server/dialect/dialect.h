@@ -1,4 +1,4 @@
-/* APIs other than OpenAI's chat completions. Each reads its body into the typed request (struct gen), checks
+/* APIs other than OpenAI's chat completions. Each reads its body into struct inference_request, checks
  * its own fields, and names them in errors; what all APIs share is checked by generate/ and chat/.
  * messages_in.c and messages_blocks.c read a request, messages_out.c writes its response; responses_in.c and
  * responses_items.c read one, responses_out.c and responses_stream.c write its response, store.c stores it;

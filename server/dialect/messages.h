@@ -13,12 +13,12 @@ struct messages_state {
 };
 
 /* messages_blocks.c */
-/* `system` and `messages` of root -> g->messages; whether the last message is continued. */
-enum status messages_read(struct gen *g, json_t *root, bool *go_on);
+/* `system` and `messages` of root -> g->q.messages; whether the last message is continued. */
+enum status messages_read(struct generation *g, json_t *root, bool *go_on);
 
 /* messages_out.c */
 void messages_write_response(struct json_writer *o, struct choice *c);
-void messages_head(struct gen *g);
+void messages_head(struct generation *g);
 void messages_delta(struct choice *c, const struct delta *delta);
 void messages_tail(struct choice *c);
 

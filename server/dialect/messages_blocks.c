@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct intake {
-    struct gen *g;
+    struct generation *g;
     struct chat_reader r;
     const char *front; /* of the next text */
 };
@@ -304,7 +304,7 @@ static enum status one_message(struct intake *t, json_t *m)
     return content_of(t, field(m, "content"), role, &content);
 }
 
-enum status messages_read(struct gen *g, json_t *root, bool *go_on)
+enum status messages_read(struct generation *g, json_t *root, bool *go_on)
 {
     json_t *system = field(root, "system"), *messages = field(root, "messages");
     const struct at at = {.path = ""};

@@ -65,7 +65,7 @@ static enum status tool(struct reader *r, json_t *from, const char *path)
 static enum status tool_choice(struct reader *r, bool *single)
 {
     json_t *from, *type;
-    struct tool_choice *f = &r->g->p.tool_choice;
+    struct tool_choice *f = &r->g->q.tool_choice;
     if (reader_object(r, "tool_choice", &from)) return ST_INVALID;
     if (!from) return ST_OK;
     if (reader_member(r, from, "tool_choice", "type", true, &type)) return ST_INVALID;
@@ -119,7 +119,7 @@ static enum status effort(struct reader *r, json_t *config, struct reasoning_ask
         return ST_INVALID;
     ask->variables = kwargs;
     enum status st = gen_reasoning(r->g, ask);
-    all = r->g->variables;
+    all = r->g->q.variables;
     if (st || !value || json_object_get(all, "reasoning_effort")) return st;
     return json_object_set(all, "reasoning_effort", value) ? gen_nomem(r->g) : ST_OK;
 }
@@ -144,7 +144,7 @@ static enum status output_config(struct reader *r, struct reasoning_ask *ask)
     if (!json_is_object(schema) || json_big_int(schema))
         return api_fail(r->e, 400, schema ? "invalid_type" : "missing_required_parameter", name,
                         "schema must be an object: a JSON schema.");
-    return gen_schema(r->g, schema, name, &r->g->p.format);
+    return gen_schema(r->g, schema, name, &r->g->q.format);
 }
 
 static enum status user(struct reader *r)
@@ -165,7 +165,7 @@ static const char *const others[] = {
     "output_config", "output_format",        "speed",     "stop_sequences",     "system",
     "thinking",      "tool_choice",          "tools",     "user_profile_id",    "workspace_id"};
 
-static enum status read_body(struct gen *g, json_t *root, bool counting)
+static enum status read_body(struct generation *g, json_t *root, bool counting)
 {
     struct reader r = {.g = g, .e = g->e, .from = root, .counting = counting};
     struct reasoning_ask ask = {.drop = false};
@@ -176,18 +176,18 @@ static enum status read_body(struct gen *g, json_t *root, bool counting)
         thinking(&r, &ask) || output_config(&r, &ask) || messages_read(g, root, &go_on) ||
         reader_same(&r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others) || user(&r))
         return ST_INVALID;
-    if (single) g->p.parallel_calls = false;
-    g->p.continue_final_message = go_on;
-    g->p.add_generation_prompt = !go_on;
+    if (single) g->q.parallel_calls = false;
+    g->q.continue_final_message = go_on;
+    g->q.add_generation_prompt = !go_on;
     return gen_read_added(g);
 }
 
-static enum status read_whole(struct gen *g, json_t *root)
+static enum status read_whole(struct generation *g, json_t *root)
 {
     return read_body(g, root, false);
 }
 
-static enum status read_count(struct gen *g, json_t *root)
+static enum status read_count(struct generation *g, json_t *root)
 {
     return read_body(g, root, true);
 }

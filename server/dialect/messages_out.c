@@ -28,11 +28,11 @@ static void block_begin(struct json_writer *o, struct choice *c, enum delta_kind
 /* "stop_reason":..,"stop_sequence":.. */
 static void reasons(struct json_writer *o, const struct choice *c)
 {
-    const struct gen_params *p = &c->gen->p;
+    const struct inference_request *p = &c->gen->q;
     bool length = c->finish == FIN_LENGTH, called = !length && chat_output_called(c->out);
     bool stopped = !length && !called && c->stop_string >= 0;
     jw_text(o, "\"stop_reason\":");
-    jw_cstring(o, length    ? p->max_tokens_cut ? "model_context_window_exceeded" : "max_tokens"
+    jw_cstring(o, length    ? c->gen->max_tokens_cut ? "model_context_window_exceeded" : "max_tokens"
                   : called  ? "tool_use"
                   : stopped ? "stop_sequence"
                             : "end_turn");
@@ -42,7 +42,7 @@ static void reasons(struct json_writer *o, const struct choice *c)
 }
 
 /* input_tokens excludes cached tokens. */
-static void usage(struct json_writer *o, const struct gen *g, bool begin)
+static void usage(struct json_writer *o, const struct generation *g, bool begin)
 {
     struct gen_usage u = gen_usage(g);
     jw_put(o,
@@ -54,7 +54,7 @@ static void usage(struct json_writer *o, const struct gen *g, bool begin)
     }
 }
 
-static void message_begin(struct json_writer *o, const struct gen *g)
+static void message_begin(struct json_writer *o, const struct generation *g)
 {
     const struct request *r = g->r;
     jw_text(o, "{\"id\":\"msg_");
@@ -99,7 +99,7 @@ static void event_begin(struct json_writer *o, const char *type)
     jw_put(o, "{\"type\":%s", type);
 }
 
-void messages_head(struct gen *g)
+void messages_head(struct generation *g)
 {
     struct json_writer o = {.buf = &g->r->response.out};
     event_begin(&o, "message_start");
@@ -120,7 +120,7 @@ static void block_event(struct json_writer *o, const struct messages_state *s, c
     jw_put(o, ",\"index\":%u", s->blocks - 1);
 }
 
-static void block_close(struct gen *g)
+static void block_close(struct generation *g)
 {
     struct messages_state *s = g->dialect_state;
     struct json_writer o = {.buf = &g->r->response.out};
@@ -137,7 +137,7 @@ static void block_close(struct gen *g)
 
 static void block_open(struct choice *c, enum delta_kind kind, uint32_t call)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct messages_state *s = g->dialect_state;
     struct json_writer o = {.buf = &g->r->response.out};
     s->open = true;
@@ -154,7 +154,7 @@ static void block_open(struct choice *c, enum delta_kind kind, uint32_t call)
 
 void messages_delta(struct choice *c, const struct delta *delta)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct messages_state *s = g->dialect_state;
     struct json_writer o = {.buf = &g->r->response.out};
     enum delta_kind kind = delta->kind == DELTA_ARGUMENTS ? DELTA_CALL : delta->kind;
@@ -174,7 +174,7 @@ void messages_delta(struct choice *c, const struct delta *delta)
 
 void messages_tail(struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct json_writer o = {.buf = &g->r->response.out};
     block_close(g);
     event_begin(&o, "message_delta");

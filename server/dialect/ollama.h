@@ -12,7 +12,7 @@ struct ollama_state {
 
 /* ollama_out.c */
 /* The response to a request without a prompt, which Ollama's clients send to load a model. */
-enum status ollama_loaded(struct gen *g);
+enum status ollama_loaded(struct generation *g);
 void ollama_write_response(struct json_writer *o, struct choice *c);
 void ollama_delta(struct choice *c, const struct delta *delta);
 void ollama_tail(struct choice *c);

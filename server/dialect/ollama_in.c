@@ -174,16 +174,16 @@ static enum status format(struct reader *r)
 {
     json_t *v = field(r->from, "format");
     if (!v || json_is(v, "")) return ST_OK;
-    if (json_is_object(v) && !json_big_int(v)) return gen_schema(r->g, v, "format", &r->g->p.format);
+    if (json_is_object(v) && !json_big_int(v)) return gen_schema(r->g, v, "format", &r->g->q.format);
     if (!json_is(v, "json"))
         return api_fail(r->e, 400, "invalid_value", "format", "Must be \"json\" or a JSON schema.");
-    r->g->p.format = (struct response_format){.kind = FORMAT_OBJECT, .param = "format"};
+    r->g->q.format = (struct response_format){.kind = FORMAT_OBJECT, .param = "format"};
     return ST_OK;
 }
 
 static enum status think(struct reader *r)
 {
-    struct gen *g = r->g;
+    struct generation *g = r->g;
     json_t *v = field(r->from, "think");
     struct reasoning_ask ask = {.variables = field(r->from, "chat_template_kwargs")};
     if (json_is_boolean(v)) ask.enabled = v;
@@ -192,7 +192,7 @@ static enum status think(struct reader *r)
         return api_fail(r->e, 400, "invalid_type", "think",
                         "Must be a boolean, or one of \"low\", \"medium\", \"high\".");
     if (gen_effort_check(g, ask.effort, "think") || gen_reasoning(g, &ask)) return ST_INVALID;
-    if (!v || json_is_false(v) || json_is(v, "none") || g->p.reasoning != REASONING_NONE) return ST_OK;
+    if (!v || json_is_false(v) || json_is(v, "none") || g->rules.reasoning != REASONING_NONE) return ST_OK;
     return api_fail(r->e, 400, "unsupported_value", "think",
                     "This model (%s) does not support thinking: leave the field out.",
                     g->ctx->model->info->family);
@@ -230,7 +230,7 @@ static enum status read_common(struct reader *r)
     return reader_same(r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others);
 }
 
-static enum status read_chat(struct gen *g, json_t *root)
+static enum status read_chat(struct generation *g, json_t *root)
 {
     struct reader r = {.g = g, .e = g->e, .from = root};
     json_t *list = field(root, "messages");
@@ -238,15 +238,15 @@ static enum status read_chat(struct gen *g, json_t *root)
     if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
     if (options(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) || read_common(&r))
         return ST_INVALID;
-    const struct chat_message *last = &g->messages.list[g->messages.count - 1];
-    g->p.continue_final_message =
+    const struct chat_message *last = &g->q.messages.list[g->q.messages.count - 1];
+    g->q.continue_final_message =
         last->role == CHAT_ASSISTANT && !last->calls && json_string_length(last->parts[0].text);
-    g->p.add_generation_prompt = !g->p.continue_final_message;
+    g->q.add_generation_prompt = !g->q.continue_final_message;
     return gen_read_added(g);
 }
 
 /* With `raw` or `suffix` it is a completion, without the chat template. */
-static enum status read_generate(struct gen *g, json_t *root)
+static enum status read_generate(struct generation *g, json_t *root)
 {
     static const char *const refused[][2] = {{"template", "raw, with the whole text as prompt"},
                                              {"context", "/api/chat, with the messages so far"}};
@@ -265,9 +265,9 @@ static enum status read_generate(struct gen *g, json_t *root)
         return api_fail(r.e, 400, "invalid_value", "images", "Can't be combined with raw or suffix.");
     if (options(&r) || format(&r) || think(&r) || (!raw && prompt(&r)) || read_common(&r)) return ST_INVALID;
     if (!raw) return gen_read_added(g);
-    g->kind = GEN_COMPLETION;
-    g->p.add_special_tokens = true;
-    g->p.reasoning = REASONING_NONE;
+    g->q.kind = GEN_COMPLETION;
+    g->q.add_special_tokens = true;
+    g->rules.reasoning = REASONING_NONE;
     return gen_read_completion(g, root);
 }
 

@@ -13,7 +13,7 @@ struct part {
     uint32_t calls_from, calls_to;
 };
 
-static void begin(struct json_writer *o, const struct gen *g)
+static void begin(struct json_writer *o, const struct generation *g)
 {
     const struct request *r = g->r;
     struct timespec now;
@@ -56,7 +56,7 @@ static void part_write(struct json_writer *o, struct choice *c, const struct par
 /* Durations are in nanoseconds. The prompt's includes the wait for its turn. */
 static void end(struct json_writer *o, const struct choice *c)
 {
-    const struct gen *g = c->gen;
+    const struct generation *g = c->gen;
     struct gen_usage u = gen_usage(g);
     uint64_t arrived = g->r->http.arrived_us, first = c->first_us ? c->first_us : arrived;
     const struct {
@@ -77,7 +77,7 @@ static void end(struct json_writer *o, const struct choice *c)
     gen_cache_info(o, g);
 }
 
-enum status ollama_loaded(struct gen *g)
+enum status ollama_loaded(struct generation *g)
 {
     struct json_writer o = {.buf = &g->r->response.out};
     struct choice none = {.gen = g};

@@ -43,12 +43,12 @@ enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t
 
 enum status reader_function(struct reader *r, json_t *function)
 {
-    if (json_array_size(r->g->tools) == LIMIT_TOOLS) {
+    if (json_array_size(r->g->q.tools) == LIMIT_TOOLS) {
         json_decref(function);
         return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     }
     json_t *both = function ? json_pack("{s:s,s:o}", "type", "function", "function", function) : NULL;
-    return both && !json_array_append_new(r->g->tools, both) ? ST_OK : gen_nomem(r->g);
+    return both && !json_array_append_new(r->g->q.tools, both) ? ST_OK : gen_nomem(r->g);
 }
 
 void reader_hosted(struct reader *r, const json_t *type)
@@ -63,7 +63,7 @@ enum status reader_tools(struct reader *r,
     json_t *from = field(r->from, "tools");
     if (!from) return ST_OK;
     if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (!(r->g->tools = json_array())) return gen_nomem(r->g);
+    if (!(r->g->q.tools = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < json_array_size(from); i++) {
         json_t *tool = json_array_get(from, i);
         char path[40];
@@ -105,10 +105,10 @@ enum status reader_same(struct reader *r, const char *const *same, size_t same_c
     memcpy(known + COMMON, same, same_count * sizeof *same);
     memcpy(known + COMMON + same_count, others, other_count * sizeof *others);
     gen_note_unknown(r->g, r->from, known, count);
-    r->g->p.add_generation_prompt = true;
+    r->g->q.add_generation_prompt = true;
     if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
     if (!st) st = r->counting ? gen_parse_image_bounds(r->g, fields) : gen_parse_refused(r->g, r->from);
-    r->g->p.max_tokens_fit = true;
+    r->g->q.max_tokens_fit = true;
     json_decref(fields);
     return st;
 }

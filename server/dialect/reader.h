@@ -7,7 +7,7 @@
 #include <jansson.h>
 
 struct reader {
-    struct gen *g;
+    struct generation *g;
     struct api_error *e;
     json_t *from;     /* the body */
     bool counting;    /* only counts prompt tokens: fields that don't affect the prompt are not checked */
@@ -22,7 +22,7 @@ enum status reader_member(struct reader *r, json_t *object, const char *name, co
 /* Fields of other APIs, with this API's equivalent (or NULL): rejected, except values without effect: an
  * empty array or string, an `n` of 1. */
 enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t count);
-/* `tools` -> g->tools; one: adds a tool. */
+/* `tools` -> g->q.tools; one: adds a tool. */
 enum status reader_tools(struct reader *r,
                          enum status (*one)(struct reader *r, json_t *tool, const char *path));
 /* Adds a function: takes ownership; NULL: out of memory. */

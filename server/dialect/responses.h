@@ -76,7 +76,7 @@ bool response_incomplete(const struct choice *c);
 /* The last item, of this kind, is not complete. */
 bool response_cut(const struct choice *c, enum delta_kind last);
 /* c NULL: without output. error: of a failed response, else NULL. */
-void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
+void response_write(struct json_writer *o, struct generation *g, const char *status, struct choice *c,
                     const struct api_error *error);
 /* At the end: writes the response and stores it. */
 void response_finish(struct json_writer *o, struct choice *c);
@@ -89,10 +89,10 @@ const json_t *response_tool(const struct choice *c, uint32_t call);
 void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments);
 
 /* A response that failed is not continued over its WebSocket: forgets the one before it. */
-void responses_evict(struct gen *g);
+void responses_evict(struct generation *g);
 
 /* responses_stream.c */
-void responses_head(struct gen *g);
+void responses_head(struct generation *g);
 void responses_delta(struct choice *c, const struct delta *delta);
 void responses_tail(struct choice *c);
 void responses_stream_error(struct request *r);

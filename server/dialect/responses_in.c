@@ -83,8 +83,8 @@ static enum status limits(struct reader *r)
         reader_object(r, "stream_options", &options) || field_bool(r->e, r->from, "generate", &generate))
         return ST_INVALID;
     s->warm = !generate;
-    r->g->p.has_max = has || s->warm;
-    r->g->p.max_tokens = s->warm ? 1 : has ? (uint64_t)n : 0;
+    r->g->q.has_max = has || s->warm;
+    r->g->q.max_tokens = s->warm ? 1 : has ? (uint64_t)n : 0;
     if (include && !json_is_array(include))
         return api_fail(r->e, 400, "invalid_type", "include", "Must be an array of strings.");
     for (size_t i = 0; i < json_array_size(include); i++) {
@@ -94,8 +94,8 @@ static enum status limits(struct reader *r)
         logprobs = logprobs || json_is(what, "message.output_text.logprobs");
         s->sealed = s->sealed || json_is(what, "reasoning.encrypted_content");
     }
-    r->g->p.logprobs = logprobs || top;
-    r->g->p.logprobs_top = (uint32_t)top;
+    r->g->q.logprobs = logprobs || top;
+    r->g->q.logprobs_top = (uint32_t)top;
     return ST_OK;
 }
 
@@ -185,8 +185,8 @@ static json_t *tool_named(struct reader *r, json_t *name_space, json_t *name)
 {
     const struct responses_state *s = r->g->dialect_state;
     json_t *found = name;
-    for (size_t i = 0; i < json_array_size(r->g->tools); i++) {
-        json_t *in_prompt = field(field(json_array_get(r->g->tools, i), "function"), "name"),
+    for (size_t i = 0; i < json_array_size(r->g->q.tools); i++) {
+        json_t *in_prompt = field(field(json_array_get(r->g->q.tools, i), "function"), "name"),
                *it = json_object_get(s->renamed, json_string_value(in_prompt));
         if (!name_space && json_equal(in_prompt, name)) return name;
         if (it && json_equal(field(it, "name"), name) &&
@@ -242,7 +242,7 @@ static enum status tool_choice(struct reader *r)
         if (!json_is_string(name))
             return api_fail(r->e, 400, name ? "invalid_type" : "missing_required_parameter",
                             "tool_choice.name", "Must be a string.");
-        r->g->p.tool_choice.name = tool_named(r, field(from, "namespace"), name);
+        r->g->q.tool_choice.name = tool_named(r, field(from, "namespace"), name);
         return ST_OK;
     }
     if (!json_is(type, "allowed_tools"))
@@ -296,7 +296,7 @@ static enum status before(struct reader *r, struct responses_state *s)
     json_t *id = field(r->from, "previous_response_id");
     if (gen_parse_salt(r->g, r->from)) return ST_INVALID;
     if (q->http.has_key) memcpy(s->owner.key, q->http.key, sizeof s->owner.key);
-    memcpy(s->owner.salt, r->g->p.salt, sizeof s->owner.salt);
+    memcpy(s->owner.salt, r->g->caller.salt, sizeof s->owner.salt);
     if (!id) return ST_OK;
     if (!json_is_string(id))
         return api_fail(r->e, 400, "invalid_type", "previous_response_id", "Must be a string.");
@@ -392,7 +392,7 @@ static enum status echo(struct reader *r, struct responses_state *s)
                                            {"truncation", "\"disabled\""},
                                            {"user", "null"}};
     static const char *const strings[] = {"prompt_cache_key", "prompt_cache_retention", "safety_identifier"};
-    const struct sampling_params *sampling = &r->g->p.sampling;
+    const struct sampling_params *sampling = &r->g->q.sampling;
     struct json_writer o = {.buf = &s->echo};
     json_t *text = field(r->from, "text"), *reasoning = field(r->from, "reasoning"), *v;
     int64_t calls;
@@ -421,7 +421,7 @@ static enum status echo(struct reader *r, struct responses_state *s)
 
 /* ---- the whole ---- */
 
-static struct responses_state *state_create(struct gen *g)
+static struct responses_state *state_create(struct generation *g)
 {
     unsigned char raw[16];
     struct responses_state *s = calloc(1, sizeof *s);
@@ -452,7 +452,7 @@ static enum status keep(struct reader *r, struct responses_state *s)
     return responses_items_keep(r, s);
 }
 
-static enum status read_body(struct gen *g, json_t *root, bool counting, bool compact)
+static enum status read_body(struct generation *g, json_t *root, bool counting, bool compact)
 {
     struct reader r = {.g = g, .e = g->e, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
@@ -464,18 +464,18 @@ static enum status read_body(struct gen *g, json_t *root, bool counting, bool co
         (!counting && !compact && (echo(&r, s) || keep(&r, s))) ||
         (compact && responses_instructions_keep(&r, s)))
         return ST_INVALID;
-    g->p.stream = g->p.stream || g->r->http.websocket;
+    g->q.stream = g->q.stream || g->r->http.websocket;
     return gen_read_added(g);
 }
 
-static enum status read_whole(struct gen *g, json_t *root)
+static enum status read_whole(struct generation *g, json_t *root)
 {
     return read_body(g, root, false, false);
 }
 
 /* The conversation with its tools, so that the prompt's beginning is cached; the rest of the request is
  * fixed. */
-static enum status read_compact(struct gen *g, json_t *root)
+static enum status read_compact(struct generation *g, json_t *root)
 {
     enum { SUMMARY_TOKENS = 1024 };
     static const char *const kept[] = {"cache_salt",
@@ -509,19 +509,19 @@ static enum status read_compact(struct gen *g, json_t *root)
     return read_body(g, root, false, true);
 }
 
-static enum status read_count(struct gen *g, json_t *root)
+static enum status read_count(struct generation *g, json_t *root)
 {
     return read_body(g, root, true, false);
 }
 
-void responses_evict(struct gen *g)
+void responses_evict(struct generation *g)
 {
     const struct responses_state *s = g->dialect_state;
     if (s->before && s->before->owner.websocket)
         (void)response_forget(g->ctx->responses, s->before->id, &s->before->owner);
 }
 
-static void end(struct gen *g)
+static void end(struct generation *g)
 {
     struct responses_state *s = g->dialect_state;
     if (!s) return;

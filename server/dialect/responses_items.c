@@ -239,7 +239,7 @@ static enum status compaction_item(struct intake *t, json_t *item)
 
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s)
 {
-    const struct chat_messages *all = &r->g->messages;
+    const struct chat_messages *all = &r->g->q.messages;
     if (!(s->items = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < all->count; i++) {
         const struct chat_message *m = &all->list[i];

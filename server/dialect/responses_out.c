@@ -34,12 +34,12 @@ static enum status part_for(struct responses_state *s, uint32_t calls)
  * tokens whose text is never sent belong to none. */
 static void logprobs_resolve(struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct responses_state *s = g->dialect_state;
     const struct chat_output *out = c->out;
     bool in_call = out->rules.calls && out->content_begun && out->tool_calls.state != TOOL_TEXT;
     struct json_writer o = {.buf = &s->logprobs};
-    if (!g->p.logprobs) return;
+    if (!g->q.logprobs) return;
     if (out->content.len > s->seen_content) {
         o.st = part_for(s, calls_before(out, s->seen_content));
         if (c->logprobs.count && s->logprobs.len) jw_text(&o, ",");
@@ -275,7 +275,7 @@ static bool response_store(struct choice *c, const char *response, size_t len)
 
 /* ---- the response ---- */
 
-static void usage(struct json_writer *o, const struct gen *g)
+static void usage(struct json_writer *o, const struct generation *g)
 {
     struct gen_usage u = gen_usage(g);
     /* prompt_tokens and completion_tokens: SGLang's names for the same */
@@ -294,7 +294,7 @@ static void error_write(struct json_writer *o, const struct api_error *e)
            e->message);
 }
 
-void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
+void response_write(struct json_writer *o, struct generation *g, const char *status, struct choice *c,
                     const struct api_error *error)
 {
     const struct responses_state *s = g->dialect_state;
@@ -324,7 +324,7 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
 
 void response_compact(struct json_writer *o, struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     const struct responses_state *s = g->dialect_state;
     const char *number = s->id + strlen("resp_");
     jw_put(o, "{\"id\":%s,\"object\":\"response.compaction\",\"created_at\":%ld,\"output\":[", s->id,
@@ -345,7 +345,7 @@ void response_compact(struct json_writer *o, struct choice *c)
 
 void response_finish(struct json_writer *o, struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct responses_state *s = g->dialect_state;
     const char *status = response_incomplete(c) ? "incomplete" : "completed";
     size_t from = o->buf->len;

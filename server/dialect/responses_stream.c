@@ -12,7 +12,7 @@ static void event_begin(struct json_writer *o, struct responses_state *s, const 
     jw_put(o, "{\"type\":%s,\"sequence_number\":%lu", type, s->sequence++);
 }
 
-void responses_head(struct gen *g)
+void responses_head(struct generation *g)
 {
     static const char *const types[] = {"response.created", "response.in_progress"};
     struct json_writer o = {.buf = &g->r->response.out};
@@ -161,7 +161,7 @@ void responses_delta(struct choice *c, const struct delta *delta)
 
 void responses_tail(struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct responses_state *s = g->dialect_state;
     struct json_writer o = {.buf = &g->r->response.out};
     bool cut = response_incomplete(c);
@@ -178,7 +178,7 @@ void responses_tail(struct choice *c)
 
 void responses_stream_error(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
     responses_evict(g);
     event_begin(&o, g->dialect_state, "response.failed");

@@ -10,7 +10,7 @@ struct classify_state {
     bool raw; /* the numbers as they are */
 };
 
-static enum status read_body(struct gen *g, json_t *root)
+static enum status read_body(struct generation *g, json_t *root)
 {
     if (!g->ctx->model->pooling->classifier)
         return api_fail(g->e, 400, "unsupported_model", "model",
@@ -18,13 +18,13 @@ static enum status read_body(struct gen *g, json_t *root)
                         "...ForSequenceClassification class.");
     struct classify_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return gen_nomem(g);
-    g->p.pooling = POOL_LAST;
+    g->q.pooling = POOL_LAST;
     return embed_activation(g, root, &s->raw) ? ST_INVALID : embed_inputs(g, root);
 }
 
 static void response(struct json_writer *o, struct choice *first)
 {
-    struct gen *g = first->gen;
+    struct generation *g = first->gen;
     const struct pooling *p = g->ctx->model->pooling;
     const struct classify_state *s = g->dialect_state;
     embed_head(o, g, "classify-", "data");

@@ -18,7 +18,7 @@ struct embeddings_state {
     bool raw; /* a classifier's numbers as they are */
 };
 
-enum status embed_read(struct gen *g, json_t *root)
+enum status embed_read(struct generation *g, json_t *root)
 {
     int64_t priority = 0;
     json_t *user = field(root, "user");
@@ -26,23 +26,23 @@ enum status embed_read(struct gen *g, json_t *root)
         return api_fail(g->e, 400, "invalid_type", "user", "user must be a string.");
     if (gen_parse_salt(g, root) || gen_parse_image_bounds(g, root) ||
         field_int(g->e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
-        field_bool(g->e, root, "add_special_tokens", &g->p.add_special_tokens))
+        field_bool(g->e, root, "add_special_tokens", &g->q.add_special_tokens))
         return ST_INVALID;
     if (field(root, "truncate_prompt_tokens"))
         return api_fail(g->e, 400, "unsupported_parameter", "truncate_prompt_tokens",
                         "truncate_prompt_tokens is not supported here: shorten the text.");
     gen_tenant(g, user);
-    g->p.priority = priority;
-    g->p.n = 1;
-    g->p.has_max = true;
-    g->p.sampling = (struct sampling_params){.top_p = 1,
+    g->q.priority = priority;
+    g->q.n = 1;
+    g->q.has_max = true;
+    g->q.sampling = (struct sampling_params){.top_p = 1,
                                              .repetition_penalty = 1,
                                              .logprobs = SAMPLING_NO_LOGPROBS,
                                              .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     return ST_OK;
 }
 
-enum status embed_activation(struct gen *g, json_t *root, bool *raw)
+enum status embed_activation(struct generation *g, json_t *root, bool *raw)
 {
     bool use = true;
     if (field_bool(g->e, root, "activation", &use) || field_bool(g->e, root, "use_activation", &use))
@@ -68,7 +68,7 @@ json_t *embed_list(json_t *v)
     return json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
 }
 
-void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *list)
+void embed_head(struct json_writer *o, const struct generation *g, const char *id, const char *list)
 {
     const struct request *r = g->r;
     jw_text(o, "{\"id\":\"");
@@ -78,7 +78,7 @@ void embed_head(struct json_writer *o, const struct gen *g, const char *id, cons
            r->model_name ? r->model_name : r->srv->ctx.model_name, list);
 }
 
-void embed_tail(struct json_writer *o, const struct gen *g)
+void embed_tail(struct json_writer *o, const struct generation *g)
 {
     struct gen_usage u = gen_usage(g);
     jw_put(o,
@@ -90,7 +90,7 @@ void embed_tail(struct json_writer *o, const struct gen *g)
 }
 
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
-static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
+static enum status prompt_text(struct generation *g, json_t *root, json_t **text)
 {
     const struct pooling *p = g->ctx->model->pooling;
     json_t *name = field(root, "prompt_name");
@@ -105,7 +105,7 @@ static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
 }
 
 /* A prompt in front of each text, as sentence-transformers does. */
-static enum status prompt_add(struct gen *g, json_t *inputs, const json_t *text)
+static enum status prompt_add(struct generation *g, json_t *inputs, const json_t *text)
 {
     for (size_t i = 0; text && i < json_array_size(inputs); i++) {
         json_t *v = json_array_get(inputs, i);
@@ -132,7 +132,7 @@ static size_t chats_in(const struct model *m, const json_t *inputs)
 }
 
 /* many: the field is a list of them. */
-static enum status chats(struct gen *g, json_t *inputs, bool many, const json_t *instruction)
+static enum status chats(struct generation *g, json_t *inputs, bool many, const json_t *instruction)
 {
     struct chat_reader r;
     const char *system = g->ctx->model->info->retrieval.system;
@@ -156,29 +156,29 @@ static enum status chats(struct gen *g, json_t *inputs, bool many, const json_t 
 }
 
 /* Of `messages`: one input, rendered as the request says. */
-static enum status messages(struct gen *g, json_t *root)
+static enum status messages(struct generation *g, json_t *root)
 {
-    if (field_bool(g->e, root, "add_generation_prompt", &g->p.add_generation_prompt) ||
-        field_bool(g->e, root, "continue_final_message", &g->p.continue_final_message))
+    if (field_bool(g->e, root, "add_generation_prompt", &g->q.add_generation_prompt) ||
+        field_bool(g->e, root, "continue_final_message", &g->q.continue_final_message))
         return ST_INVALID;
     return gen_read_chat(g, root);
 }
 
 /* vLLM's: which vectors; absent: the model's own. */
-static enum status task(struct gen *g, json_t *root)
+static enum status task(struct generation *g, json_t *root)
 {
     json_t *v = field(root, "task");
     const struct pooling *p = g->ctx->model->pooling;
     bool all = json_is(v, "token_embed") && !p->classifier;
-    g->p.pooling = all ? POOL_ALL : p->kind;
+    g->q.pooling = all ? POOL_ALL : p->kind;
     if (p->classifier && v && !json_is(v, "classify"))
         return api_fail(g->e, 400, "invalid_value", "task", "task must be 'classify' with this model.");
-    if (!v || p->classifier || all || (json_is(v, "embed") && g->p.pooling != POOL_ALL)) return ST_OK;
+    if (!v || p->classifier || all || (json_is(v, "embed") && g->q.pooling != POOL_ALL)) return ST_OK;
     return api_fail(g->e, 400, "invalid_value", "task", "task must be %s.",
-                    g->p.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
+                    g->q.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
 }
 
-static enum status inputs_read(struct gen *g, json_t *root, json_t *inputs, bool many)
+static enum status inputs_read(struct generation *g, json_t *root, json_t *inputs, bool many)
 {
     json_t *instruction = field(root, "instruction"), *prompt;
     if (instruction && !json_is_string(instruction))
@@ -197,7 +197,7 @@ static enum status inputs_read(struct gen *g, json_t *root, json_t *inputs, bool
     return many || !json_object_set(root, "input", json_array_get(inputs, 0)) ? ST_OK : gen_nomem(g);
 }
 
-static enum status read_input(struct gen *g, json_t *root)
+static enum status read_input(struct generation *g, json_t *root)
 {
     json_t *input = field(root, "input"), *inputs = embed_list(input);
     enum status st = inputs ? inputs_read(g, root, inputs, inputs == input) : gen_nomem(g);
@@ -205,7 +205,7 @@ static enum status read_input(struct gen *g, json_t *root)
     return st;
 }
 
-enum status embed_inputs(struct gen *g, json_t *root)
+enum status embed_inputs(struct generation *g, json_t *root)
 {
     json_t *input = field(root, "input");
     bool chat = !input && field(root, "messages");
@@ -214,12 +214,12 @@ enum status embed_inputs(struct gen *g, json_t *root)
     if (!chat && !json_is_string(input) && !json_is_array(input) && !json_is_object(input))
         return api_fail(g->e, 400, "invalid_type", "input",
                         "input must be a string, an array of strings, or one or more arrays of token ids.");
-    g->p.add_special_tokens = !chat;
+    g->q.add_special_tokens = !chat;
     if (embed_read(g, root)) return ST_INVALID;
     return chat ? messages(g, root) : read_input(g, root);
 }
 
-static enum status read_body(struct gen *g, json_t *root)
+static enum status read_body(struct generation *g, json_t *root)
 {
     const struct model *m = g->ctx->model;
     int64_t dimensions = m->pooling->width;
@@ -242,10 +242,10 @@ static enum status read_body(struct gen *g, json_t *root)
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
-    if (g->p.pooling == POOL_ALL) { /* of a token: as floats while it is computed, then as text */
+    if (g->q.pooling == POOL_ALL) { /* of a token: as floats while it is computed, then as text */
         uint64_t number = s->base64 ? 6 : 16, floats = m->embedding_width * sizeof(float);
         uint64_t text = number * s->dimensions + 4;
-        g->p.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
+        g->q.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
     }
     return embed_inputs(g, root);
 }
@@ -259,7 +259,7 @@ static void normalize(float *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) v[i] = (float)((double)v[i] / length);
 }
 
-float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows)
+float *embed_vectors(struct generation *g, uint32_t i, uint32_t n, uint32_t *rows)
 {
     const struct pooling *p = g->ctx->model->pooling;
     float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left them there */
@@ -287,10 +287,10 @@ static void base64_write(struct json_writer *o, const float *v, size_t n)
 
 /* Of input i: a vector, or a list of them. Base64: floats of 32 bits in a row, little-endian as this
  * machine's. */
-static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
+static void embedding(struct json_writer *o, struct generation *g, uint32_t i)
 {
     const struct embeddings_state *s = g->dialect_state;
-    bool all = g->p.pooling == POOL_ALL;
+    bool all = g->q.pooling == POOL_ALL;
     uint32_t rows, n = s->dimensions;
     const struct pooling *p = g->ctx->model->pooling;
     float *v = embed_vectors(g, i, n, &rows);
@@ -314,7 +314,7 @@ static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
 static void list(struct json_writer *o, struct choice *first, const char *id, const char *object,
                  const char *name)
 {
-    struct gen *g = first->gen;
+    struct generation *g = first->gen;
     embed_head(o, g, id, "data");
     for (uint32_t i = 0; i < g->choice_count; i++) {
         jw_put(o, i ? ",{\"object\":%s,\"index\":%u,%s:" : "{\"object\":%s,\"index\":%u,%s:", object, i,
@@ -344,7 +344,7 @@ const struct dialect dialect_pooling = {
 
 static void embed_response(struct json_writer *o, struct choice *first)
 {
-    struct gen *g = first->gen;
+    struct generation *g = first->gen;
     const struct request *r = g->r;
     jw_put(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->ctx.model_name);
     for (uint32_t i = 0; i < g->choice_count; i++) {
@@ -356,7 +356,7 @@ static void embed_response(struct json_writer *o, struct choice *first)
 }
 
 /* One text, called `prompt`. */
-static enum status read_prompt(struct gen *g, json_t *root)
+static enum status read_prompt(struct generation *g, json_t *root)
 {
     json_t *text = field(root, "prompt");
     if (!json_is_string(text)) return api_fail(g->e, 400, "invalid_type", "prompt", "Must be a string.");

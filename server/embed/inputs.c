@@ -33,18 +33,18 @@ json_t *embed_instruction(const json_t *given, const char *fallback)
     return json_string(fallback);
 }
 
-enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r)
+enum status embed_begin(struct generation *g, uint32_t each, struct chat_reader *r)
 {
-    g->messages_each = each;
-    g->p.add_generation_prompt = true;
-    if (g->ctx->model->own_prompts) g->p.add_special_tokens = false; /* the prompt format has them */
+    g->q.messages_each = each;
+    g->q.add_generation_prompt = true;
+    if (g->ctx->model->own_prompts) g->q.add_special_tokens = false; /* the prompt format has them */
     return gen_read_begin(g, r);
 }
 
-enum status embed_message(struct gen *g, struct chat_reader *r, enum chat_role role, const char *text)
+enum status embed_message(struct generation *g, struct chat_reader *r, enum chat_role role, const char *text)
 {
     struct chat_message *m;
-    if (r->out->count % g->messages_each == 0) r->images = r->videos = 0;
+    if (r->out->count % g->q.messages_each == 0) r->images = r->videos = 0;
     if (chat_message_add(r, role, &m)) return ST_INVALID;
     m->list = true;
     return text ? chat_text_add(r, json_string(text), 0) : ST_OK;

@@ -42,7 +42,7 @@ struct rerank_state {
 /* Above any difference of logits. */
 #define FORCED 1e30f
 
-static enum status answers(struct gen *g, struct rerank_state *s)
+static enum status answers(struct generation *g, struct rerank_state *s)
 {
     static const char *const words[] = {"yes", "no"};
     const struct model *m = g->ctx->model;
@@ -79,7 +79,7 @@ enum status embed_pairs_load(struct model *m, bool own, struct err *err)
 }
 
 /* One relevance from a classifier. */
-static enum status classifier(struct gen *g, json_t *root, struct rerank_state *s)
+static enum status classifier(struct generation *g, json_t *root, struct rerank_state *s)
 {
     const struct model *m = g->ctx->model;
     const struct pooling *p = m->pooling;
@@ -92,11 +92,11 @@ static enum status classifier(struct gen *g, json_t *root, struct rerank_state *
                         field(root, "instruction") ? "instruction" : "chat_template_kwargs",
                         "This model has no template for pairs, which are joined as they are: put the "
                         "instruction into the query, or start the server with --chat-template FILE.");
-    g->p.pooling = POOL_LAST;
+    g->q.pooling = POOL_LAST;
     return embed_activation(g, root, &s->raw);
 }
 
-static enum status common(struct gen *g, json_t *root, const json_t **instruction)
+static enum status common(struct generation *g, json_t *root, const json_t **instruction)
 {
     json_t *v = field(root, "instruction");
     *instruction = v;
@@ -107,22 +107,22 @@ static enum status common(struct gen *g, json_t *root, const json_t **instructio
     s->late = g->ctx->model->pooling->kind == POOL_ALL;
     const struct model *m = g->ctx->model;
     bool head = m->pooling->classifier;
-    g->p.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
+    g->q.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
     if (embed_read(g, root) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g, s)))
         return ST_INVALID;
     json_t *variables = field(root, "chat_template_kwargs");
     if (variables && !json_is_object(variables))
         return api_fail(g->e, 400, "invalid_type", "chat_template_kwargs",
                         "chat_template_kwargs must be an object.");
-    g->variables = variables ? json_copy(variables) : json_object();
-    if (!g->variables || (v && json_object_set(g->variables, "instruction", v))) return gen_nomem(g);
-    if (s->late) g->p.pooling = POOL_ALL;
+    g->q.variables = variables ? json_copy(variables) : json_object();
+    if (!g->q.variables || (v && json_object_set(g->q.variables, "instruction", v))) return gen_nomem(g);
+    if (s->late) g->q.pooling = POOL_ALL;
     if (s->late || head) return ST_OK;
-    g->p.n = 2;
-    g->p.max_tokens = 1;
-    g->p.ignore_eos = true;
-    g->p.sampling.logprobs = 0;
-    g->p.only = s->only;
+    g->q.n = 2;
+    g->q.max_tokens = 1;
+    g->q.ignore_eos = true;
+    g->q.sampling.logprobs = 0;
+    g->q.only = s->only;
     return ST_OK;
 }
 
@@ -139,7 +139,7 @@ static enum status query_add(struct chat_reader *r, const struct pairs *p, size_
 }
 
 /* With images: the question of the rerankers' own script. */
-static enum status pair_chats(struct gen *g, const json_t *instruction, const struct pairs *p)
+static enum status pair_chats(struct generation *g, const json_t *instruction, const struct pairs *p)
 {
     struct chat_reader r;
     struct buf b;
@@ -163,7 +163,7 @@ static enum status pair_chats(struct gen *g, const json_t *instruction, const st
     return st ? st : gen_read_added(g);
 }
 
-static enum status late_chats(struct gen *g, const struct pairs *p)
+static enum status late_chats(struct generation *g, const struct pairs *p)
 {
     struct chat_reader r;
     size_t queries = json_array_size(p->queries), n = json_array_size(p->documents);
@@ -179,12 +179,12 @@ static enum status late_chats(struct gen *g, const struct pairs *p)
 }
 
 /* By the template for pairs. */
-static enum status pairs_read(struct gen *g, const struct pairs *p)
+static enum status pairs_read(struct generation *g, const struct pairs *p)
 {
     const struct model *m = g->ctx->model;
     struct chat_reader r;
-    g->tmpl = m->pairs;
-    g->control_parse = m->bare_pairs; /* clients may have written the prompt's control tokens */
+    g->q.tmpl = m->pairs;
+    g->q.control_parse = m->bare_pairs; /* clients may have written the prompt's control tokens */
     enum status st = embed_begin(g, 2, &r);
     for (size_t i = 0; i < json_array_size(p->documents) && !st; i++) {
         st = embed_message(g, &r, CHAT_QUERY, NULL);
@@ -195,7 +195,7 @@ static enum status pairs_read(struct gen *g, const struct pairs *p)
     return st ? st : gen_read_added(g);
 }
 
-static enum status prompts_set(struct gen *g, const json_t *instruction, const struct pairs *p)
+static enum status prompts_set(struct generation *g, const json_t *instruction, const struct pairs *p)
 {
     const struct model *m = g->ctx->model;
     struct rerank_state *s = g->dialect_state;
@@ -216,7 +216,7 @@ static enum status prompts_set(struct gen *g, const json_t *instruction, const s
     return m->info->retrieval.instruction && m->tmpl ? pair_chats(g, instruction, p) : pairs_read(g, p);
 }
 
-static enum status read_rerank(struct gen *g, json_t *root)
+static enum status read_rerank(struct generation *g, json_t *root)
 {
     const json_t *instruction;
     json_t *query = field(root, "query"), *documents = field(root, "documents");
@@ -242,7 +242,7 @@ static enum status read_rerank(struct gen *g, json_t *root)
     return st;
 }
 
-static enum status read_score(struct gen *g, json_t *root)
+static enum status read_score(struct generation *g, json_t *root)
 {
     static const char *const names[][2] = {
         {"text_1", "text_2"}, {"queries", "documents"}, {"queries", "items"}, {"data_1", "data_2"}};
@@ -268,7 +268,7 @@ static enum status read_score(struct gen *g, json_t *root)
 }
 
 /* Late interaction of two choices with vectors of length n. */
-static double interaction(const struct gen *g, uint32_t query, uint32_t document, uint32_t n)
+static double interaction(const struct generation *g, uint32_t query, uint32_t document, uint32_t n)
 {
     const struct buf *texts[] = {&g->choices[query].text, &g->choices[document].text};
     const float *v[] = {(const float *)(void *)texts[0]->data, (const float *)(void *)texts[1]->data};
@@ -287,7 +287,7 @@ static double interaction(const struct gen *g, uint32_t query, uint32_t document
 }
 
 /* Of document i. */
-static double score(const struct gen *g, uint32_t i)
+static double score(const struct generation *g, uint32_t i)
 {
     const struct rerank_state *s = g->dialect_state;
     const struct pooling *p = g->ctx->model->pooling;
@@ -300,7 +300,7 @@ static double score(const struct gen *g, uint32_t i)
     return 1 / (1 + exp((double)g->choices[2 * i + 1].logprob - (double)g->choices[2 * i].logprob));
 }
 
-static void scale(struct gen *g)
+static void scale(struct generation *g)
 {
     const struct rerank_state *s = g->dialect_state;
     uint32_t rows;
@@ -323,7 +323,7 @@ static int by_score(const void *a, const void *b)
 
 static void respond(struct json_writer *o, struct choice *first)
 {
-    struct gen *g = first->gen;
+    struct generation *g = first->gen;
     const struct rerank_state *s = g->dialect_state;
     struct ranked *all = malloc(s->count * sizeof *all);
     if (!all) {
@@ -352,7 +352,7 @@ static void respond(struct json_writer *o, struct choice *first)
     free(all);
 }
 
-static void state_end(struct gen *g)
+static void state_end(struct generation *g)
 {
     struct rerank_state *s = g->dialect_state;
     if (s) json_decref(s->documents);

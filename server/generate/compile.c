@@ -17,7 +17,7 @@ static uint32_t compiles_max(void)
 
 static void job(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     (void)gen_constraint_compile(g);
     gen_constraint_made(g);
 }
@@ -72,7 +72,7 @@ void gen_compile_next(struct server *s)
     s->compile_waits = false;
     for (r = s->requests; r; r = r->next) compiling += compiles(r);
     while (compiling < compiles_max() && (r = next_of(s, below))) {
-        struct gen *g = r->gen;
+        struct generation *g = r->gen;
         if (!grammars_reserve(s->ctx.grammars, g->compile_bytes, gen_grammar_tenant(g))) {
             below = g->compile_bytes;
             continue;
@@ -93,13 +93,13 @@ void gen_compile_next(struct server *s)
 
 void gen_compile(struct request *r, void (*done)(struct request *r))
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct server *s = r->srv;
     g->done = done;
     g->compile_us = now_us();
     g->compile_turn = s->compile_turn;
     for (const struct request *o = s->requests; o; o = o->next)
-        if ((waits(o) || compiles(o)) && o->gen->p.tenant == g->p.tenant &&
+        if ((waits(o) || compiles(o)) && o->gen->caller.tenant == g->caller.tenant &&
             o->gen->compile_turn >= g->compile_turn)
             g->compile_turn = o->gen->compile_turn + 1;
     g->compile_waits = s->compile_waits = true;

@@ -70,7 +70,7 @@ struct delta delta_next(const struct choice *c)
 {
     const struct chat_output *out = c->out;
     const struct gen_prompt *p = c->prompt;
-    if (!c->shown.any && c->gen->p.echo && p->text)
+    if (!c->shown.any && c->gen->q.echo && p->text)
         return (struct delta){DELTA_ECHO, 0, p->text, p->text_len};
     if (out->reasoning.len > out->reasoning_shown) {
         return (struct delta){DELTA_REASONING, 0, out->reasoning.data + out->reasoning_shown,

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void gen_shed(struct gen *g)
+void gen_shed(struct generation *g)
 {
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
@@ -32,7 +32,7 @@ void gen_shed(struct gen *g)
 
 void gen_cancel(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     if (g) atomic_store(&g->cancelled, true);
     if (!g || !r->srv->ctx.model || r->work.runs) return;
     if (g->remote) fetch_cancel(g->remote);

@@ -25,7 +25,7 @@ struct choice_shown {
 
 /* One choice: sample j of prompt i is choice i * n + j. */
 struct choice {
-    struct gen *gen;
+    struct generation *gen;
     struct gen_prompt *prompt;
     uint32_t index;
     struct seq_id seq;
@@ -56,7 +56,7 @@ struct choice {
 };
 
 /* frees all that it owns, when none of its sequences is alive */
-void gen_free(struct gen *g);
+void gen_free(struct generation *g);
 /* Loop thread: attaches a gen to r and passes it to the pool like request_work, or responds that memory is
  * out. dialect: NULL = OpenAI's. If the job leaves URLs in gen->remote, it is called again when the files are
  * fetched, with gen->fetched set, and continues. */
@@ -82,7 +82,7 @@ void gen_remote_done(struct server *s); /* continues requests whose images are f
 
 /* generate/end.c (loop) */
 /* Frees the response data once it is written or can no longer be written. */
-void gen_shed(struct gen *g);
+void gen_shed(struct generation *g);
 void gen_cancel(struct request *r); /* asks the scheduler to end its sequences */
 /* An error for the client, before or inside the stream. */
 void gen_abort(struct request *r, int http, const char *code, const char *message);
@@ -90,21 +90,21 @@ void gen_responses_check(struct server *s); /* while responses exceed --response
 
 /* generate/images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
-size_t gen_images_bytes(const struct gen *g);                          /* held in files */
-void gen_images_free(struct gen *g);
+size_t gen_images_bytes(const struct generation *g);                   /* held in files */
+void gen_images_free(struct generation *g);
 /* generate/write.c (loop): writes JSON into g->r->response.out. */
-void gen_write_response(struct gen *g); /* the whole, and sheds g's output */
+void gen_write_response(struct generation *g); /* the whole, and sheds g's output */
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
-struct gen_usage gen_usage(const struct gen *g);
+struct gen_usage gen_usage(const struct generation *g);
 /* ,"warnings":.. and, if requested, ,"cache_info":..: the cache report of the prompt; with several prompts a
  * list. */
-void gen_cache_info(struct json_writer *o, const struct gen *g);
-void gen_event_end(struct json_writer *o, struct gen *g); /* closes the event's object */
-void gen_stream_token(struct choice *c);                  /* before each token: one chunk per step */
+void gen_cache_info(struct json_writer *o, const struct generation *g);
+void gen_event_end(struct json_writer *o, struct generation *g); /* closes the event's object */
+void gen_stream_token(struct choice *c);                         /* before each token: one chunk per step */
 void gen_stream_progress(struct choice *c, const struct sched_event *ev); /* a chunk without text */
-void gen_stream_write(struct gen *g); /* chunks of all that is new, and the end */
+void gen_stream_write(struct generation *g); /* chunks of all that is new, and the end */
 
 #endif

@@ -27,7 +27,7 @@ struct waiter {
 };
 
 struct image_fetch {
-    struct gen *g;
+    struct generation *g;
     struct work work;
     uint32_t image;
     struct waiter *waiters; /* [waiter_count]; owned by the loop */
@@ -41,14 +41,14 @@ struct image_fetch {
     double seconds;
 };
 
-static void pixels_unbook(struct gen *g, size_t bytes)
+static void pixels_unbook(struct generation *g, size_t bytes)
 {
     share_sub(g->r->response.share, SHARE_PIXELS, bytes);
     g->pixel_bytes -= bytes;
 }
 
 /* Frees a video's kept images, and keeps those of the next decode if memory allows. */
-static void ready_keep(struct gen *g, struct gen_image *p, struct image_prepared *all)
+static void ready_keep(struct generation *g, struct gen_image *p, struct image_prepared *all)
 {
     for (uint32_t i = 0; i < p->ready.count; i++) pixels_unbook(g, image_u8_bytes(&p->ready.images[i]));
     image_prepared_free(&p->ready);
@@ -56,14 +56,14 @@ static void ready_keep(struct gen *g, struct gen_image *p, struct image_prepared
     else p->ready = *all;
 }
 
-size_t gen_images_bytes(const struct gen *g)
+size_t gen_images_bytes(const struct generation *g)
 {
     size_t bytes = 0;
     for (uint32_t i = 0; i < g->image_count; i++) bytes += g->images[i].bytes ? g->images[i].len : 0;
     return bytes;
 }
 
-void gen_images_free(struct gen *g)
+void gen_images_free(struct generation *g)
 {
     for (uint32_t i = 0; i < g->image_count; i++) {
         ASSERT(!g->images[i].fetch);
@@ -81,7 +81,7 @@ void gen_images_free(struct gen *g)
 static void fetch_run(void *arg)
 {
     struct image_fetch *f = arg;
-    const struct gen *g = f->g;
+    const struct generation *g = f->g;
     const struct gen_image *p = &g->images[f->image];
     const struct gen_image *file = &g->images[p->same];
     const struct prompt_span *wanted = &g->prompts[p->prompt].prompt.spans[p->first];
@@ -158,7 +158,7 @@ static void fetch_done(void *arg)
     request_release(r);
 }
 
-static bool fetch_start(struct gen *g, uint32_t image)
+static bool fetch_start(struct generation *g, uint32_t image)
 {
     struct image_fetch *f = calloc(1, sizeof *f);
     if (!f) return false;
@@ -180,7 +180,7 @@ static bool wait_for(struct image_fetch *f, struct seq_id id, uint32_t image)
 
 void gen_image_wanted(struct choice *c, const struct sched_event *ev)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct request *r = g->r;
     if (r->cancelled || g->failed) return; /* its sequences are ending */
     uint32_t k = 0;

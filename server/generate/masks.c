@@ -32,10 +32,10 @@ static uint32_t tag_skip(const struct tokenizer *tok, const uint32_t *tokens, ui
 /* Reasoning has begun, is not closed, and has all of its tokens in tokens[0..count). */
 static bool spent(const struct choice *c, const uint32_t *tokens, uint32_t count)
 {
-    const struct gen *g = c->gen;
+    const struct generation *g = c->gen;
     const struct tokenizer *tok = g->ctx->model->tok;
-    enum reasoning_syntax syntax = g->p.reasoning_syntax;
-    uint32_t budget = g->p.think.budget,
+    enum reasoning_syntax syntax = g->rules.reasoning_syntax;
+    uint32_t budget = g->rules.think.budget,
              begun = g->inside_reasoning ? 0 : tag_skip(tok, tokens, count, reasoning_open(syntax), true);
     if (begun == UINT32_MAX || count - begun < budget || count - begun - budget > LATE) return false;
     return tag_skip(tok, tokens + begun, count - begun, reasoning_close(syntax), false) == UINT32_MAX;
@@ -52,14 +52,14 @@ static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32
     const struct choice *c = arg;
     if (c->inner.drafts) n = c->inner.drafts(c->inner.arg, tokens, count, n);
     for (uint32_t i = 0; i < n; i++)
-        if (spent(c, tokens, count + i) && tokens[count + i] != c->gen->p.think.close) return i;
+        if (spent(c, tokens, count + i) && tokens[count + i] != c->gen->rules.think.close) return i;
     return n;
 }
 
 static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
 {
     const struct choice *c = arg;
-    uint32_t close = c->gen->p.think.close, vocab = tok_vocab_size(c->gen->ctx->model->tok);
+    uint32_t close = c->gen->rules.think.close, vocab = tok_vocab_size(c->gen->ctx->model->tok);
     memset(bits, 0, words * sizeof *bits);
     if (!c->inner.mask) {
         memset(bits, 0xFF, vocab / 32 * sizeof *bits);
@@ -77,7 +77,7 @@ static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32
     const struct choice *c = arg;
     if (!spent(c, tokens, count))
         return c->inner.forced ? c->inner.forced(c->inner.arg, tokens, count, most, out) : 0;
-    if (most) *out = c->gen->p.think.close;
+    if (most) *out = c->gen->rules.think.close;
     return most > 0;
 }
 
@@ -89,10 +89,10 @@ static void stop(void *arg)
 
 bool gen_constraint_start(struct choice *c)
 {
-    const struct gen *g = c->gen;
+    const struct generation *g = c->gen;
     if (g->grammar) {
         if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
-        matcher_threads(c->matcher, grammars_threads(g->ctx->grammars), g->p.tenant);
+        matcher_threads(c->matcher, grammars_threads(g->ctx->grammars), g->caller.tenant);
         c->constraint = (struct sampling_constraint){.arg = c->matcher,
                                                      .prepare = matcher_prepare,
                                                      .drafts = matcher_drafts,
@@ -100,7 +100,7 @@ bool gen_constraint_start(struct choice *c)
                                                      .forced = matcher_forced,
                                                      .stop = matcher_stop};
     }
-    if (g->p.think.limited) {
+    if (g->rules.think.limited) {
         c->inner = c->constraint;
         c->constraint = (struct sampling_constraint){
             .arg = c, .prepare = prepare, .drafts = drafts, .mask = mask, .forced = forced, .stop = stop};

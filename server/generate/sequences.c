@@ -25,8 +25,8 @@
 
 static size_t pooled_floats(const struct choice *c)
 {
-    const struct gen *g = c->gen;
-    uint32_t rows = g->p.pooling == POOL_ALL ? c->prompt->prompt.token_count : 1;
+    const struct generation *g = c->gen;
+    uint32_t rows = g->q.pooling == POOL_ALL ? c->prompt->prompt.token_count : 1;
     return (size_t)rows * g->ctx->model->embedding_width;
 }
 
@@ -37,11 +37,11 @@ static void account_choice(struct choice *c)
     if (c->out)
         bytes += sizeof *c->out +
                  2 * c->text.cap; /* a second, parsed copy of the text; buffers grow by doubling */
-    if (c->gen->p.pooling == POOL_ALL) bytes += 2 * c->text.cap; /* the scheduler's, in f64 */
+    if (c->gen->q.pooling == POOL_ALL) bytes += 2 * c->text.cap; /* the scheduler's, in f64 */
     response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
-static void gen_tokens(const struct gen *g, struct request_tokens *out)
+static void gen_tokens(const struct generation *g, struct request_tokens *out)
 {
     struct gen_usage u = gen_usage(g);
     *out = (struct request_tokens){.prompt = u.prompt, .cached = u.cached, .completion = u.completion};
@@ -51,7 +51,7 @@ static void gen_tokens(const struct gen *g, struct request_tokens *out)
     }
 }
 
-void gen_free(struct gen *g)
+void gen_free(struct generation *g)
 {
     g->r->srv->load--;
     if (g->dialect && g->dialect->end) g->dialect->end(g);
@@ -77,13 +77,13 @@ void gen_free(struct gen *g)
     free(g->choices);
     free(g->prompts);
     stop_set_free(g->stops);
-    free(g->p.stops);
-    json_decref(g->p.stop_list);
-    free(g->p.stop_ids);
-    tool_types_destroy(g->p.tool_types);
-    json_decref(g->p.bare_calls);
-    free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by input/parse.c */
-    free((void *)(uintptr_t)g->p.sampling.ngrams.free);
+    free(g->q.stops);
+    json_decref(g->q.stop_list);
+    free(g->q.stop_ids);
+    tool_types_destroy(g->rules.tool_types);
+    json_decref(g->rules.bare_calls);
+    free((void *)(uintptr_t)g->q.sampling.bias); /* allocated by input/parse.c */
+    free((void *)(uintptr_t)g->q.sampling.ngrams.free);
     json_decref(g->root);
     free(g->dialect_state);
     free(g);
@@ -111,7 +111,7 @@ void gen_remote_done(struct server *s)
 
 static void job_ended(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     if (g->again) {
         g->again = false;
         request_work(r, r->job_run, r->job_done);
@@ -130,19 +130,19 @@ static void job_ended(struct request *r)
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
                void (*job)(struct request *r), void (*done)(struct request *r))
 {
-    struct gen *g = calloc(1, sizeof *g);
+    struct generation *g = calloc(1, sizeof *g);
     if (!g) {
         (void)api_nomem(&r->response.error);
         request_fail(r);
         return;
     }
-    *g = (struct gen){.r = r,
-                      .ctx = &r->srv->ctx,
-                      .e = &r->response.error,
-                      .kind = kind,
-                      .dialect = dialect,
-                      .p.n = 1,
-                      .done = done};
+    *g = (struct generation){.r = r,
+                             .ctx = &r->srv->ctx,
+                             .e = &r->response.error,
+                             .q.kind = kind,
+                             .dialect = dialect,
+                             .q.n = 1,
+                             .done = done};
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
@@ -151,7 +151,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
     request_work(r, job, job_ended);
 }
 
-static void touch(struct gen *g, struct gen **list)
+static void touch(struct generation *g, struct generation **list)
 {
     if (g->touched) return;
     g->touched = true;
@@ -172,17 +172,17 @@ static void choice_finish(struct choice *c, enum finish why)
 /* New text of c is in c->text from `from` on: searches it for stop strings. */
 static void text_match(struct choice *c, size_t from)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     if (!g->stops) return;
     while (from < c->text.len) {
         struct stop_hit hit = stop_feed(g->stops, &c->stop, c->text.data + from, c->text.len - from);
         if (!hit.found) break;
-        if (c->id_count < g->p.min_tokens) { /* too early to stop: keep the text and search after the match */
+        if (c->id_count < g->q.min_tokens) { /* too early to stop: keep the text and search after the match */
             c->stop = (struct stop_state){0};
             from += hit.end;
             continue;
         }
-        c->text.len = from + hit.end - (g->p.include_stop ? 0 : hit.len);
+        c->text.len = from + hit.end - (g->q.include_stop ? 0 : hit.len);
         c->stop_string = (int)hit.which;
         choice_finish(c, FIN_STOP);
         return;
@@ -192,7 +192,7 @@ static void text_match(struct choice *c, size_t from)
 
 static bool is_stop_id(const struct choice *c, uint32_t id)
 {
-    const struct gen_params *p = &c->gen->p;
+    const struct inference_request *p = &c->gen->q;
     const struct model_info *mi = c->gen->ctx->model->info;
     for (uint32_t i = 0; i < p->stop_id_count; i++) {
         if (p->stop_ids[i] == id) return true;
@@ -222,28 +222,28 @@ static enum status output_run(struct choice *c)
 /* Is this token omitted from the text because it ended the output? */
 static bool is_hidden_stop(const struct choice *c, uint32_t id)
 {
-    return is_stop_id(c, id) && !c->gen->p.include_stop;
+    return is_stop_id(c, id) && !c->gen->q.include_stop;
 }
 
 static enum status token_text(struct choice *c, uint32_t id)
 {
-    const struct gen *g = c->gen;
+    const struct generation *g = c->gen;
     if (is_hidden_stop(c, id)) return ST_OK;
     bool tag = false;
     for (uint32_t i = 0; i < g->tag_id_count; i++) tag = tag || g->tag_ids[i] == id;
-    c->detok->skip_special = g->p.skip_special && !tag;
+    c->detok->skip_special = g->q.skip_special && !tag;
     return detok_push(c->detok, id, &c->text);
 }
 
 static enum status token_take(struct choice *c, const struct token_out *t)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     size_t before = c->text.len;
     enum reasoning_state reasoning = c->out ? c->out->reasoning_parse.state : REASON_AFTER;
     enum status st = ids_add(c, t->id);
-    c->logprobs.special_bytes = !g->p.skip_special && !is_hidden_stop(c, t->id);
-    if (!st && g->p.logprobs)
-        st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
+    c->logprobs.special_bytes = !g->q.skip_special && !is_hidden_stop(c, t->id);
+    if (!st && g->q.logprobs)
+        st = logprobs_add(&c->logprobs, t, c->chars + (g->q.echo ? c->prompt->text_chars : 0));
     if (st) return st;
     st = token_text(c, t->id);
     if (st) return st;
@@ -253,7 +253,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     if (st || !c->out) return st;
     chat_output_token(c->out, reasoning);
     /* The only allowed call is complete: further output would be dropped anyway. */
-    if (chat_output_done(c->out) && !g->p.ignore_eos && c->id_count >= g->p.min_tokens)
+    if (chat_output_done(c->out) && !g->q.ignore_eos && c->id_count >= g->q.min_tokens)
         choice_finish(c, FIN_STOP);
     return ST_OK;
 }
@@ -264,24 +264,24 @@ static enum status token_take(struct choice *c, const struct token_out *t)
 static void cache_seen(struct choice *c, const struct sched_event *ev)
 {
     struct gen_prompt *p = c->prompt;
-    if (p->cache_known || c->index % c->gen->p.n) return;
+    if (p->cache_known || c->index % c->gen->q.n) return;
     p->cache_known = true;
     p->cache = ev->cache;
     p->cached_tokens = ev->cache.reused;
 }
 
-static void on_progress(struct choice *c, const struct sched_event *ev, struct gen **touched)
+static void on_progress(struct choice *c, const struct sched_event *ev, struct generation **touched)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     if (c->finish != FIN_NONE || g->failed || g->r->cancelled || !g->r->http.mhd) return;
     cache_seen(c, ev);
     gen_stream_progress(c, ev);
     touch(g, touched);
 }
 
-static void on_token(struct choice *c, const struct sched_event *ev, struct gen **touched)
+static void on_token(struct choice *c, const struct sched_event *ev, struct generation **touched)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct request *r = g->r;
     if (c->finish != FIN_NONE || g->failed || r->cancelled)
         return;                   /* text after a stop string, or the client has disconnected */
@@ -297,7 +297,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     c->logprob = ev->token.logprob;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
-    if (g->p.stream) gen_stream_token(c);
+    if (g->q.stream) gen_stream_token(c);
     if (token_take(c, &ev->token)) {
         gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         return;
@@ -308,9 +308,9 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     if (c->finish != FIN_NONE) sched_cancel(r->srv->ctx.model->sched, c->seq);
 }
 
-static bool echoes_logprobs(const struct gen *g)
+static bool echoes_logprobs(const struct generation *g)
 {
-    return g->kind == GEN_COMPLETION && g->p.echo && g->p.logprobs;
+    return g->q.kind == GEN_COMPLETION && g->q.echo && g->q.logprobs;
 }
 
 /* Log-probs of an echoed prompt, as they arrive: all at once would block the event loop. The prompt's first
@@ -331,20 +331,20 @@ static enum status echo_logprobs(struct choice *c, uint32_t from, uint32_t count
         c->echo_chars += utf8_count(text.data ? text.data : "", text.len);
     }
     buf_fini(&text);
-    if (from + count == p->token_count) detok_init(c->detok, c->gen->ctx->model->tok, c->gen->p.skip_special);
+    if (from + count == p->token_count) detok_init(c->detok, c->gen->ctx->model->tok, c->gen->q.skip_special);
     account_choice(c);
     return st;
 }
 
 static void on_scores(struct choice *c, struct sched_event *ev)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct gen_prompt *p = c->prompt;
     uint32_t total = p->prompt.token_count;
     if (!g->failed && !g->r->cancelled && echoes_logprobs(g) &&
         echo_logprobs(c, ev->index, ev->score_count, ev->scores))
         gen_abort(g->r, 500, "internal_error", "The server ran out of memory.");
-    if (!p->scores && !g->failed && g->p.prompt_logprobs) p->scores = calloc(total, sizeof *p->scores);
+    if (!p->scores && !g->failed && g->q.prompt_logprobs) p->scores = calloc(total, sizeof *p->scores);
     if (p->scores) response_account(&g->r->response, &p->accounted, total * sizeof *p->scores);
     for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
         if (ev->index + i < total) p->scores[ev->index + i] = ev->scores[i];
@@ -362,7 +362,7 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                           .cached_tokens = ev->cache.reused,
                                           .generated = c->id_count,
                                           .preemptions = ev->preemptions,
-                                          .max_tokens = (uint32_t)c->gen->p.max_tokens,
+                                          .max_tokens = (uint32_t)c->gen->q.max_tokens,
                                           .e2e_seconds = (double)(now - r->http.arrived_us) * 1e-6,
                                           .queue_seconds = (double)ev->queued_us * 1e-6,
                                           .prefill_seconds = (double)ev->prefill_us * 1e-6,
@@ -382,9 +382,9 @@ static enum status take_pooled(struct choice *c, const double *pooled)
     return st;
 }
 
-static void on_end(struct choice *c, const struct sched_event *ev, struct gen **touched)
+static void on_end(struct choice *c, const struct sched_event *ev, struct generation **touched)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct request *r = g->r;
     c->seq_ended = true;
     r->sequences_alive--;
@@ -425,17 +425,17 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
         uint32_t longest = 0;
         for (uint32_t i = 0; i < g->choice_count; i++)
             longest = g->choices[i].id_count > longest ? g->choices[i].id_count : longest;
-        metrics_request_n(r->srv->metrics, g->p.n, longest);
+        metrics_request_n(r->srv->metrics, g->q.n, longest);
     }
 }
 
 /* After the events of one wake-up: sends to the client. */
-static void gen_flush(struct gen *g)
+static void gen_flush(struct generation *g)
 {
     struct request *r = g->r;
     g->touched = false;
     if (r->cancelled || g->failed || !r->http.mhd) return;
-    if (!g->p.stream) {
+    if (!g->q.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
         gen_write_response(g);
         return;
@@ -447,7 +447,7 @@ static void gen_flush(struct gen *g)
 
 void gen_events(struct server *s)
 {
-    struct gen *touched = NULL;
+    struct generation *touched = NULL;
     struct sched_event ev;
     uint64_t now = now_us(), since = sched_poll_since(s->ctx.model->sched);
     if (since && now > since) peak_note(&s->health.handed, now - since, now);
@@ -467,7 +467,7 @@ void gen_events(struct server *s)
         }
     }
     while (touched) {
-        struct gen *g = touched;
+        struct generation *g = touched;
         touched = g->next_touched;
         struct request *r = g->r;
         gen_flush(g);
@@ -505,14 +505,14 @@ static uint64_t choice_seed(uint64_t seed, uint32_t sample)
 
 /* Tags of calls and reasoning that are special tokens of this checkpoint. In most releases they are ordinary
  * added tokens. */
-static void tags_find(struct gen *g)
+static void tags_find(struct generation *g)
 {
-    bool channel = g->p.reasoning_syntax == REASONING_CHANNEL;
+    bool channel = g->rules.reasoning_syntax == REASONING_CHANNEL;
     const char *tags[TOOL_TAGS_MAX + 2];
-    size_t n = g->p.calls ? tool_syntax_tags(g->p.calls, tags) : 0;
-    if (g->p.reasoning != REASONING_NONE) {
-        tags[n++] = channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax);
-        tags[n++] = reasoning_close(g->p.reasoning_syntax);
+    size_t n = g->rules.calls ? tool_syntax_tags(g->rules.calls, tags) : 0;
+    if (g->rules.reasoning != REASONING_NONE) {
+        tags[n++] = channel ? CHANNEL_OPEN : reasoning_open(g->rules.reasoning_syntax);
+        tags[n++] = reasoning_close(g->rules.reasoning_syntax);
     }
     const struct tokenizer *tok = g->ctx->model->tok;
     for (size_t i = 0; i < n; i++) {
@@ -524,56 +524,56 @@ static void tags_find(struct gen *g)
 
 static bool output_create(struct choice *c)
 {
-    const struct gen *g = c->gen;
-    bool parsed = g->kind == GEN_CHAT && (g->p.calls || g->p.reasoning != REASONING_NONE);
-    if (g->dialect ? g->kind == GEN_COMPLETION && !g->dialect->delta : !parsed) return true;
+    const struct generation *g = c->gen;
+    bool parsed = g->q.kind == GEN_CHAT && (g->rules.calls || g->rules.reasoning != REASONING_NONE);
+    if (g->dialect ? g->q.kind == GEN_COMPLETION && !g->dialect->delta : !parsed) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
-                     &(struct chat_output_rules){.reasoning = g->p.reasoning,
-                                                 .syntax = g->p.reasoning_syntax,
+                     &(struct chat_output_rules){.reasoning = g->rules.reasoning,
+                                                 .syntax = g->rules.reasoning_syntax,
                                                  .inside = g->inside_reasoning,
-                                                 .calls = g->p.calls,
-                                                 .types = g->p.tool_types,
-                                                 .bare = g->p.bare_calls,
+                                                 .calls = g->rules.calls,
+                                                 .types = g->rules.tool_types,
+                                                 .bare = g->rules.bare_calls,
                                                  .exact = g->grammar != NULL,
-                                                 .single_call = !g->p.parallel_calls,
-                                                 .must_call = g->p.must_call},
+                                                 .single_call = !g->q.parallel_calls,
+                                                 .must_call = g->rules.must_call},
                      TEXT_MAX);
     return true;
 }
 
-static bool choices_create(struct gen *g)
+static bool choices_create(struct generation *g)
 {
     const struct tokenizer *tok = g->ctx->model->tok;
-    g->choices = calloc((size_t)g->prompt_count * g->p.n, sizeof *g->choices);
+    g->choices = calloc((size_t)g->prompt_count * g->q.n, sizeof *g->choices);
     if (!g->choices) return false;
-    uint64_t seed = g->p.has_seed ? (uint64_t)g->p.seed : random_seed();
-    g->choice_count = g->prompt_count * g->p.n;
+    uint64_t seed = g->q.has_seed ? (uint64_t)g->q.seed : random_seed();
+    g->choice_count = g->prompt_count * g->q.n;
     g->choices_open = g->choice_count;
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
         c->gen = g;
         c->index = i;
-        c->prompt = &g->prompts[i / g->p.n];
+        c->prompt = &g->prompts[i / g->q.n];
         c->stop_string = -1;
-        c->sampling = g->p.sampling;
-        c->sampling.seed = choice_seed(seed, i % g->p.n);
-        if (g->p.only) {
-            c->sampling.bias = &g->p.only[i % g->p.n];
+        c->sampling = g->q.sampling;
+        c->sampling.seed = choice_seed(seed, i % g->q.n);
+        if (g->q.only) {
+            c->sampling.bias = &g->q.only[i % g->q.n];
             c->sampling.bias_count = 1;
         }
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
-        if (i % g->p.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
-        buf_init(&c->text, g->p.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
-        logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION && !g->dialect, g->p.tokens_as_ids,
-                      g->p.logprobs_top);
+        if (i % g->q.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
+        buf_init(&c->text, g->q.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
+        logprobs_init(&c->logprobs, tok, g->q.kind == GEN_COMPLETION && !g->dialect, g->q.tokens_as_ids,
+                      g->q.logprobs_top);
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
-        detok_init(c->detok, tok, g->p.skip_special);
+        detok_init(c->detok, tok, g->q.skip_special);
         if (echoes_logprobs(g) && echo_logprobs(c, 0, 1, NULL)) return false;
         /* Vectors of all tokens: counted before they are computed. */
-        if (g->p.pooling == POOL_ALL) {
+        if (g->q.pooling == POOL_ALL) {
             if (buf_reserve(&c->text, pooled_floats(c) * sizeof(float))) return false;
             account_choice(c);
         }
@@ -585,12 +585,12 @@ static bool choices_create(struct gen *g)
 
 static enum status submit(struct choice *c, struct err *err)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct request *r = g->r;
     struct server *s = r->srv;
     uint32_t context = s->ctx.model->caps.context_max, count = c->prompt->prompt.token_count;
-    uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
-    if (!max && !g->p.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
+    uint32_t max = g->q.has_max ? (uint32_t)g->q.max_tokens : context - count;
+    if (!max && !g->q.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
         choice_finish(c, FIN_LENGTH);
         c->seq_ended = true;
         return ST_OK;
@@ -598,21 +598,21 @@ static enum status submit(struct choice *c, struct err *err)
     struct sched_sequence seq = {
         .prompt = &c->prompt->prompt,
         .sampling = &c->sampling,
-        .pooling = g->p.pooling,
+        .pooling = g->q.pooling,
         .tokens_max = max,
-        .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
-        .ignore_eos = g->p.ignore_eos,
-        .stop_ids = g->p.stop_ids,
-        .stop_id_count = g->p.stop_id_count,
-        .priority = r->http.may_precede ? g->p.priority : 0,
-        .rank = r->http.may_precede ? 0 : g->p.priority,
-        .tenant = g->p.tenant,
-        .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
+        .tokens_min = (uint32_t)(g->q.min_tokens > max ? max : g->q.min_tokens),
+        .ignore_eos = g->q.ignore_eos,
+        .stop_ids = g->q.stop_ids,
+        .stop_id_count = g->q.stop_id_count,
+        .priority = r->http.may_precede ? g->q.priority : 0,
+        .rank = r->http.may_precede ? 0 : g->q.priority,
+        .tenant = g->caller.tenant,
+        .progress = g->q.progress && g->q.stream && !g->dialect && c->index % g->q.n == 0,
         .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
         .deadline_us =
             s->ctx.opt->request_timeout ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u : 0,
         .user = c};
-    memcpy(seq.salt, g->p.salt, sizeof seq.salt);
+    memcpy(seq.salt, g->caller.salt, sizeof seq.salt);
     enum status st = sched_submit(s->ctx.model->sched, &seq, &c->seq, err);
     if (st) return st;
     c->submitted = true;
@@ -640,7 +640,7 @@ static void submit_failed(struct request *r, enum status st, const struct err *e
 enum { PARTS = 8 };
 static void feed(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct err err = {0};
     uint64_t most = r->srv->ctx.opt->max_queue / PARTS + 1;
     enum status st = ST_OK;
@@ -657,7 +657,7 @@ static void feed(struct request *r)
 
 void gen_submit(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct server *s = r->srv;
     request_id_take(r, g->root);
     for (uint32_t i = 0; i < g->images_decoded; i++)

@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void preamble(struct json_writer *o, const struct gen *g, bool chunk)
+static void preamble(struct json_writer *o, const struct generation *g, bool chunk)
 {
     const struct request *r = g->r;
     const struct server *s = r->srv;
-    bool chat = g->kind == GEN_CHAT;
+    bool chat = g->q.kind == GEN_CHAT;
     jw_text(o, chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
     jw_text(o, r->http.id); /* its alphabet needs no escape */
     jw_text(o, !chat   ? "\",\"object\":\"text_completion\""
@@ -26,11 +26,11 @@ static void preamble(struct json_writer *o, const struct gen *g, bool chunk)
                        : "\",\"object\":\"chat.completion\"");
     jw_put(o, ",\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s", r->http.created,
            r->model_name ? r->model_name : s->ctx.model_name, s->ctx.model->info->fingerprint);
-    if (g->p.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
+    if (g->q.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
     jw_text(o, ",\"choices\":[");
 }
 
-struct gen_usage gen_usage(const struct gen *g)
+struct gen_usage gen_usage(const struct generation *g)
 {
     struct gen_usage u = {0};
     for (uint32_t i = 0; i < g->prompt_count; i++) {
@@ -53,7 +53,7 @@ static void usage_short(struct json_writer *o, const struct gen_usage *u)
            u->completion, u->prompt + u->completion);
 }
 
-static void usage_full(struct json_writer *o, const struct gen *g)
+static void usage_full(struct json_writer *o, const struct generation *g)
 {
     struct gen_usage u = gen_usage(g);
     usage_short(o, &u);
@@ -65,7 +65,7 @@ static void usage_full(struct json_writer *o, const struct gen *g)
            u.cached, u.image, u.reasoning, u.accepted, u.rejected);
 }
 
-void gen_cache_info(struct json_writer *o, const struct gen *g)
+void gen_cache_info(struct json_writer *o, const struct generation *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
@@ -79,7 +79,7 @@ void gen_cache_info(struct json_writer *o, const struct gen *g)
         }
         jw_text(o, "]");
     }
-    if (!g->p.return_cache_info) return;
+    if (!g->q.return_cache_info) return;
     jw_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         const struct gen_prompt *p = &g->prompts[i];
@@ -104,11 +104,11 @@ static void timing(struct json_writer *o, const char *name, uint64_t n, uint64_t
 
 /* As llama.cpp has them. With several choices: from the first token of any to the last. The rate of output is
  * that of the tokens after the first, which comes with the prompt. */
-static void timings(struct json_writer *o, const struct gen *g)
+static void timings(struct json_writer *o, const struct generation *g)
 {
     struct gen_usage u = gen_usage(g);
     uint64_t first = 0, last = 0;
-    if (!g->p.timings) return;
+    if (!g->q.timings) return;
     for (uint32_t i = 0; i < g->choice_count; i++) {
         const struct choice *c = &g->choices[i];
         if (c->first_us && (!first || c->first_us < first)) first = c->first_us;
@@ -128,12 +128,12 @@ static void reasons(struct json_writer *o, const struct choice *c)
     /* "tool_calls" means that the calls can be executed: not so if output stopped within one. */
     bool called = c->finish != FIN_LENGTH && c->out && chat_output_called(c->out);
     jw_text(o, ",\"finish_reason\":");
-    jw_cstring(o, c->finish == FIN_LENGTH           ? "length"
-                  : called && !c->gen->p.named_call ? "tool_calls"
-                                                    : "stop");
+    jw_cstring(o, c->finish == FIN_LENGTH               ? "length"
+                  : called && !c->gen->rules.named_call ? "tool_calls"
+                                                        : "stop");
     jw_text(o, ",\"stop_reason\":");
     if (c->stop_string >= 0) {
-        const struct stop_string *s = &c->gen->p.stops[c->stop_string];
+        const struct stop_string *s = &c->gen->q.stops[c->stop_string];
         jw_string(o, s->text, s->len);
     } else if (c->stop_is_id) {
         jw_uint(o, c->stop_id);
@@ -145,20 +145,20 @@ static void reasons(struct json_writer *o, const struct choice *c)
 static void logprobs_field(struct json_writer *o, struct choice *c, bool any)
 {
     jw_text(o, ",\"logprobs\":");
-    if (any && c->gen->p.logprobs) {
+    if (any && c->gen->q.logprobs) {
         logprobs_take(&c->logprobs, o);
     } else {
         jw_text(o, "null");
     }
 }
 
-static void prompt_logprobs(struct json_writer *o, const struct gen *g, const struct gen_prompt *p)
+static void prompt_logprobs(struct json_writer *o, const struct generation *g, const struct gen_prompt *p)
 {
     jw_text(o, ",\"prompt_logprobs\":[null");
     for (uint32_t i = 1; i < p->prompt.token_count; i++) {
         jw_text(o, ",");
         if (p->scores) {
-            logprobs_prompt_entry(o, g->ctx->model->tok, &p->scores[i], g->p.prompt_logprobs_top);
+            logprobs_prompt_entry(o, g->ctx->model->tok, &p->scores[i], g->q.prompt_logprobs_top);
         } else {
             jw_text(o, "null");
         }
@@ -180,7 +180,7 @@ static void text_write(struct json_writer *o, const struct choice *c, const char
     const struct gen_prompt *p = c->prompt;
     struct buf both;
     buf_init(&both, SIZE_MAX / 4);
-    if (c->gen->p.echo && p->text && !c->shown.any) {
+    if (c->gen->q.echo && p->text && !c->shown.any) {
         if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, len)) o->st = ST_NOMEM;
         text = both.data ? both.data : "";
         len = both.len;
@@ -219,16 +219,16 @@ static void reasoning(struct json_writer *o, const char *text, size_t len)
 
 static void message_write(struct json_writer *o, const struct choice *c)
 {
-    const struct gen *g = c->gen;
+    const struct generation *g = c->gen;
     struct chat_output *out = c->out;
     jw_put(o, ",\"message\":{\"role\":%s,\"content\":", g->response_role ? g->response_role : "assistant");
-    if (out && out->call_count && !out->content.len && !(g->p.echo && c->prompt->text)) {
+    if (out && out->call_count && !out->content.len && !(g->q.echo && c->prompt->text)) {
         jw_text(o, "null");
     } else {
         whole_text(o, c);
     }
     jw_text(o, ",\"refusal\":null,\"annotations\":[]");
-    if (g->p.reasoning == REASONING_FIELD) {
+    if (g->rules.reasoning == REASONING_FIELD) {
         jw_text(o, ",");
         reasoning(o, out && out->reasoning.len ? out->reasoning.data : NULL, out ? out->reasoning.len : 0);
     }
@@ -243,10 +243,10 @@ static void message_write(struct json_writer *o, const struct choice *c)
 
 static void choice_write(struct json_writer *o, struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     if (c->index) jw_text(o, ",");
     jw_put(o, "{\"index\":%u", c->index);
-    if (g->kind == GEN_CHAT) {
+    if (g->q.kind == GEN_CHAT) {
         message_write(o, c);
     } else {
         jw_text(o, ",\"text\":");
@@ -254,24 +254,24 @@ static void choice_write(struct json_writer *o, struct choice *c)
     }
     logprobs_field(o, c, true);
     reasons(o, c);
-    if (g->p.return_token_ids) {
+    if (g->q.return_token_ids) {
         jw_text(o, ",\"token_ids\":");
         jw_ids(o, c->ids, c->id_count);
-        if (g->kind == GEN_COMPLETION) prompt_ids(o, c->prompt);
+        if (g->q.kind == GEN_COMPLETION) prompt_ids(o, c->prompt);
     }
-    if (g->kind == GEN_COMPLETION && g->p.prompt_logprobs) prompt_logprobs(o, g, c->prompt);
+    if (g->q.kind == GEN_COMPLETION && g->q.prompt_logprobs) prompt_logprobs(o, g, c->prompt);
     jw_text(o, "}");
 }
 
-static void response(struct json_writer *o, struct gen *g)
+static void response(struct json_writer *o, struct generation *g)
 {
     preamble(o, g, false);
     for (uint32_t i = 0; i < g->choice_count; i++) choice_write(o, &g->choices[i]);
     jw_text(o, "],\"usage\":");
     usage_full(o, g);
     /* With one prompt, its fields are also at the top level. */
-    if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
-    if (!g->p.prompt_logprobs) jw_text(o, ",\"prompt_logprobs\":null");
+    if (g->q.return_token_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
+    if (!g->q.prompt_logprobs) jw_text(o, ",\"prompt_logprobs\":null");
     else if (g->prompt_count == 1) prompt_logprobs(o, g, &g->prompts[0]);
     timings(o, g);
     gen_cache_info(o, g);
@@ -280,7 +280,7 @@ static void response(struct json_writer *o, struct gen *g)
 
 static void write_job(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     struct json_writer o = {.buf = &g->written};
     if (g->dialect) g->dialect->response(&o, &g->choices[0]);
     else response(&o, g);
@@ -289,7 +289,7 @@ static void write_job(struct request *r)
 
 static void write_done(struct request *r)
 {
-    struct gen *g = r->gen;
+    struct generation *g = r->gen;
     r->response.out = g->written;
     g->written = (struct buf){0};
     if (!r->response.out.len)
@@ -299,12 +299,12 @@ static void write_done(struct request *r)
 }
 
 /* The event loop writes short responses itself; long ones would make other clients wait. */
-static bool takes_worker(const struct gen *g)
+static bool takes_worker(const struct generation *g)
 {
     return g->dialect ? g->dialect->on_worker : g->r->response.bytes > 65536;
 }
 
-void gen_write_response(struct gen *g)
+void gen_write_response(struct generation *g)
 {
     buf_init(&g->written, LIMIT_RESPONSE_BYTES);
     if (takes_worker(g)) {
@@ -324,14 +324,14 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
     jw_put(o, "{\"index\":%u", c->index);
 }
 
-void gen_event_end(struct json_writer *o, struct gen *g)
+void gen_event_end(struct json_writer *o, struct generation *g)
 {
     jw_text(o, g->r->stream.lines ? "}\n" : "}" SSE_END);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
 /* As llama.cpp has it. */
-static void progress(struct json_writer *o, const struct gen *g)
+static void progress(struct json_writer *o, const struct generation *g)
 {
     const struct sched_event *ev = g->shown.progress;
     const struct choice *c = ev->user;
@@ -344,40 +344,40 @@ static void progress(struct json_writer *o, const struct gen *g)
 }
 
 /* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
-static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool finish)
+static void chunk_end(struct json_writer *o, struct generation *g, bool counted, bool finish)
 {
     jw_text(o, "]");
-    if (g->p.continuous_usage) {
+    if (g->q.continuous_usage) {
         struct gen_usage u = gen_usage(g);
         if (!counted) u.completion = 0;
         jw_text(o, ",\"usage\":");
         usage_short(o, &u);
         jw_text(o, "}");
-    } else if (g->p.include_usage) {
+    } else if (g->q.include_usage) {
         jw_text(o, ",\"usage\":null");
     }
-    if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
+    if (g->q.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->shown.prompt_ids = true;
     if (counted) timings(o, g);
     if (g->shown.progress) progress(o, g);
     /* With a usage chunk it goes there; else into the last chunk: an extra chunk without choices would break
      * clients that read choices[0]. */
-    if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) gen_cache_info(o, g);
+    if (finish && !g->q.include_usage && g->shown.finishes == g->choice_count) gen_cache_info(o, g);
     gen_event_end(o, g);
 }
 
-static void head_chunks(struct gen *g)
+static void head_chunks(struct generation *g)
 {
     if (g->shown.head) return;
     g->shown.head = true;
-    for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
+    for (uint32_t i = 0; i < g->choice_count && g->q.kind == GEN_CHAT; i++) {
         struct json_writer o = {.buf = &g->r->response.out};
         chunk_begin(&o, &g->choices[i]);
         jw_put(&o, ",\"delta\":{\"role\":%s", g->response_role ? g->response_role : "assistant");
         /* Clients concatenate strings of one key: null if there may be only calls. */
         struct choice *c = &g->choices[i];
         c->shown.null =
-            c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
+            c->out && c->out->rules.calls && !c->out->content.len && !(g->q.echo && c->prompt->text);
         jw_text(&o, c->shown.null ? ",\"content\":null" : ",\"content\":\"\"");
         jw_text(&o, ",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
         chunk_end(&o, g, false, false);
@@ -434,7 +434,7 @@ static void reasons_and_ids(struct json_writer *o, const struct choice *c, bool 
     } else {
         jw_text(o, ",\"finish_reason\":null");
     }
-    if (c->gen->p.return_token_ids) {
+    if (c->gen->q.return_token_ids) {
         jw_text(o, ",\"token_ids\":");
         jw_ids(o, c->ids + c->shown.ids, c->id_count - c->shown.ids);
     }
@@ -444,7 +444,7 @@ static void reasons_and_ids(struct json_writer *o, const struct choice *c, bool 
  * one carries the finish_reason. */
 static void deltas_write(struct choice *c, bool finish)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     const struct chat_output *out = c->out;
     bool ended = c->finish != FIN_NONE, first = true;
     struct delta delta = delta_next(c);
@@ -475,7 +475,7 @@ static void deltas_write(struct choice *c, bool finish)
  */
 static bool pending(const struct choice *c)
 {
-    const struct gen_params *p = &c->gen->p;
+    const struct inference_request *p = &c->gen->q;
     if (!c->out) return c->shown.dirty || c->shown.text < c->text.len || !c->shown.any;
     return delta_next(c).kind != DELTA_NONE || content_missing(c) ||
            ((p->logprobs || p->return_token_ids) && c->shown.ids < c->id_count);
@@ -484,7 +484,7 @@ static bool pending(const struct choice *c)
 /* The unsent output of c; final: with its finish_reason. */
 static void delta_chunk(struct choice *c, bool final)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     if (c->out) {
         deltas_write(c, final);
         return;
@@ -495,12 +495,12 @@ static void delta_chunk(struct choice *c, bool final)
     if (to < c->shown.text) to = c->shown.text;
     const char *text = c->text.data ? c->text.data + c->shown.text : "";
     chunk_begin(&o, c);
-    jw_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
+    jw_text(&o, g->q.kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
     text_write(&o, c, text, to - c->shown.text);
-    if (g->kind == GEN_CHAT) jw_text(&o, "}");
+    if (g->q.kind == GEN_CHAT) jw_text(&o, "}");
     logprobs_field(&o, c, true);
     reasons_and_ids(&o, c, final);
-    if (g->p.return_token_ids && g->kind == GEN_COMPLETION && !c->shown.any) prompt_ids(&o, p);
+    if (g->q.return_token_ids && g->q.kind == GEN_COMPLETION && !c->shown.any) prompt_ids(&o, p);
     jw_text(&o, "}");
     c->shown.any = true;
     c->shown.dirty = false;
@@ -513,17 +513,17 @@ static void finish_chunk(struct choice *c)
 {
     struct json_writer o = {.buf = &c->gen->r->response.out};
     chunk_begin(&o, c);
-    jw_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null"
-                                         : ",\"text\":\"\",\"logprobs\":null");
+    jw_text(&o, c->gen->q.kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null"
+                                           : ",\"text\":\"\",\"logprobs\":null");
     reasons(&o, c);
     jw_text(&o, "}");
     chunk_end(&o, c->gen, true, true);
 }
 
-static void tail_chunks(struct gen *g)
+static void tail_chunks(struct generation *g)
 {
     struct json_writer o = {.buf = &g->r->response.out};
-    if (g->p.include_usage) {
+    if (g->q.include_usage) {
         sse_begin(&o);
         preamble(&o, g, true);
         jw_text(&o, "],\"usage\":");
@@ -540,7 +540,7 @@ static void tail_chunks(struct gen *g)
 /* Sends everything new. */
 static void news(struct choice *c)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     if (!g->dialect) {
         head_chunks(g);
         delta_chunk(c, false);
@@ -563,18 +563,18 @@ void gen_stream_token(struct choice *c)
 
 void gen_stream_progress(struct choice *c, const struct sched_event *ev)
 {
-    struct gen *g = c->gen;
+    struct generation *g = c->gen;
     struct json_writer o = {.buf = &g->r->response.out};
     head_chunks(g);
     g->shown.progress = ev;
     chunk_begin(&o, c);
-    jw_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{}" : ",\"text\":\"\"");
+    jw_text(&o, g->q.kind == GEN_CHAT ? ",\"delta\":{}" : ",\"text\":\"\"");
     jw_text(&o, ",\"logprobs\":null,\"finish_reason\":null}");
     chunk_end(&o, g, false, false);
     g->shown.progress = NULL;
 }
 
-static void dialect_write(struct gen *g)
+static void dialect_write(struct generation *g)
 {
     struct choice *c = &g->choices[0];
     if (c->finish != FIN_NONE && g->dialect->token) g->dialect->token(c); /* text held back until the end */
@@ -585,7 +585,7 @@ static void dialect_write(struct gen *g)
     g->r->stream.end = true;
 }
 
-void gen_stream_write(struct gen *g)
+void gen_stream_write(struct generation *g)
 {
     struct request *r = g->r;
     bool merged = strcmp(r->srv->ctx.opt->stream_finish, "merged") == 0;

@@ -22,7 +22,7 @@
 #include "server/http/stream.h"
 #include "server/http/workers.h"
 
-struct gen;
+struct generation;
 struct MHD_Connection;
 
 /* For the log. */
@@ -62,10 +62,11 @@ struct request {
     bool compiling;                      /* the job compiles a grammar */
 
     /* generating endpoints */
-    struct gen *gen;                       /* owned; and with it: */
+    struct generation *gen;                /* owned; and with it: */
     void (*gen_cancel)(struct request *r); /* the client disconnected */
-    void (*gen_free)(struct gen *g);
-    void (*gen_tokens)(const struct gen *g, struct request_tokens *out); /* so far; not while working */
+    void (*gen_free)(struct generation *g);
+    void (*gen_tokens)(const struct generation *g,
+                       struct request_tokens *out); /* so far; not while working */
     const char *model_name;   /* the requested name; NULL = none, or not a served model */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* images being decoded for them, or files being fetched */

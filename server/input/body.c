@@ -40,28 +40,28 @@ enum status request_body_parse(struct request *r, json_t **root)
     return api_fail(&r->response.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
-enum status gen_nomem(struct gen *g)
+enum status gen_nomem(struct generation *g)
 {
     return api_nomem(g->e);
 }
 
-const char *gen_source(const struct gen *g)
+const char *gen_source(const struct generation *g)
 {
-    return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";
+    return g->dialect ? g->dialect->source : g->q.kind == GEN_CHAT ? "messages" : "prompt";
 }
 
-enum status gen_tokens_check(struct gen *g, uint64_t tokens)
+enum status gen_tokens_check(struct generation *g, uint64_t tokens)
 {
-    uint64_t most = g->p.tokens_max ? g->p.tokens_max : LIMIT_PROMPT_TOKENS;
-    if (tokens <= most || (g->prompt_count == 1 && !g->p.tokens_max)) return ST_OK;
+    uint64_t most = g->q.tokens_max ? g->q.tokens_max : LIMIT_PROMPT_TOKENS;
+    if (tokens <= most || (g->prompt_count == 1 && !g->q.tokens_max)) return ST_OK;
     return api_fail(g->e, 400, "invalid_value", gen_source(g),
                     "%s has more than %llu tokens in all, %s. Send it in several requests.", gen_source(g),
                     (unsigned long long)most,
-                    g->p.tokens_max ? "and a response has at most 512 MiB of vectors"
+                    g->q.tokens_max ? "and a response has at most 512 MiB of vectors"
                                     : "the limit of a request");
 }
 
-bool gen_job_over(struct gen *g)
+bool gen_job_over(struct generation *g)
 {
     enum { JOB_US = 50000 };
     uint64_t now = now_us();

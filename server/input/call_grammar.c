@@ -67,7 +67,7 @@ static value_fn notation_value;
 
 static const struct tool_syntax *syntax_of(const struct constraint_maker *m)
 {
-    return tool_syntax(m->g->p.calls);
+    return tool_syntax(m->g->rules.calls);
 }
 
 /* ---- values between tags ---- */

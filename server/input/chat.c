@@ -22,7 +22,7 @@
 /* State of building the prompts of chats; chat_fini frees it at any stage. */
 struct chat {
     struct request *r;
-    struct gen *g;
+    struct generation *g;
     struct chat_images images;
     /* of the current prompt: its messages, and its images */
     struct chat_messages messages;
@@ -39,7 +39,7 @@ static void chat_fini(struct chat *c)
 static enum status render(struct chat *c)
 {
     const struct model *m = c->r->srv->ctx.model;
-    const struct gen_params *p = &c->g->p;
+    const struct inference_request *p = &c->g->q;
     const struct model_parts *parts = &m->info->image.parts;
     const char *marker = m->info->image.present ? m->info->image.marker : NULL,
                *video = marker ? m->info->image.video_marker : NULL;
@@ -50,9 +50,9 @@ static enum status render(struct chat *c)
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
     struct template_request rq = {.messages = &c->messages,
-                                  .tools = json_array_size(c->g->tools) ? c->g->tools : NULL,
-                                  .documents = json_is_array(c->g->documents) ? c->g->documents : NULL,
-                                  .kwargs = c->g->variables,
+                                  .tools = json_array_size(c->g->q.tools) ? c->g->q.tools : NULL,
+                                  .documents = json_is_array(c->g->q.documents) ? c->g->q.documents : NULL,
+                                  .kwargs = c->g->q.variables,
                                   .specials = specials,
                                   .special_count = count,
                                   .image_placeholder = marker && parts->image ? parts->image : marker,
@@ -60,10 +60,10 @@ static enum status render(struct chat *c)
                                   .parts = marker ? parts : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
-                                  .control_parse = c->g->control_parse ||
+                                  .control_parse = c->g->q.control_parse ||
                                                    strcmp(c->r->srv->ctx.opt->control_tokens, "parse") == 0,
                                   .trace = p->return_cache_info};
-    enum status st = template_render(c->g->tmpl ? c->g->tmpl : m->tmpl, &rq, &c->rendered, &err);
+    enum status st = template_render(c->g->q.tmpl ? c->g->q.tmpl : m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);
     return st ? api_fail(c->g->e, 400, "chat_template_error", gen_source(c->g), "%s", err.msg) : ST_OK;
 }
@@ -71,7 +71,7 @@ static enum status render(struct chat *c)
 /* The prompt can't hold the images. Most templates have a place for those of users. */
 static enum status misplaced(struct chat *c, enum status st, const struct err *err)
 {
-    const struct chat_messages *m = &c->g->messages;
+    const struct chat_messages *m = &c->g->q.messages;
     for (size_t i = 0; st == ST_INVALID && i < m->image_count; i++) {
         enum chat_role role = m->list[m->images[i].message].role;
         if (role == CHAT_USER) continue;
@@ -85,28 +85,28 @@ static enum status misplaced(struct chat *c, enum status st, const struct err *e
 static enum status build(struct chat *c, struct gen_prompt *to)
 {
     const struct model *m = c->r->srv->ctx.model;
-    struct gen *g = c->g;
+    struct generation *g = c->g;
     struct err err = {0};
     struct prompt *p = &to->prompt;
     struct prompt_image *images = c->images.list + c->first_image;
     enum status st = prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count,
-                                  g->p.add_special_tokens, images, c->image_count, gen_ids_max(g), p, &err);
+                                  g->q.add_special_tokens, images, c->image_count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return misplaced(c, st, &err);
     for (uint32_t i = 0; i < p->span_count; i++)
         if (p->spans[i].image) to->image_tokens += p->spans[i].end - p->spans[i].begin;
     for (uint32_t i = c->first_image; i < c->first_image + c->image_count; i++)
         g->images[i].first = prompt_image(p, g->images[i].first);
-    if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, images, c->image_count, p,
+    if (!g->q.return_cache_info) return ST_OK;
+    st = cache_places_build(m->info, m->tok, &c->rendered, &g->q.messages, images, c->image_count, p,
                             &to->places, &err);
     return st ? api_fail_status(c->g->e, st, gen_source(g), &err) : ST_OK;
 }
 
 /* Text of the last message; malloc'd. */
-static char *last_text(const struct gen *g, size_t *len)
+static char *last_text(const struct generation *g, size_t *len)
 {
-    const struct chat_message *m = &g->messages.list[g->messages.count - 1];
+    const struct chat_message *m = &g->q.messages.list[g->q.messages.count - 1];
     struct buf b;
     buf_init(&b, SIZE_MAX / 4);
     enum status st = buf_reserve(&b, 1);
@@ -125,15 +125,15 @@ static char *last_text(const struct gen *g, size_t *len)
 /* The role of the response, and what `echo` prepends. */
 static enum status response_shape(struct chat *c)
 {
-    struct gen *g = c->g;
-    enum chat_role last = g->messages.list[g->messages.count - 1].role;
-    g->response_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
-    if (!g->p.echo || g->response_role != chat_role_shown(last)) return ST_OK;
+    struct generation *g = c->g;
+    enum chat_role last = g->q.messages.list[g->q.messages.count - 1].role;
+    g->response_role = chat_role_shown(g->q.add_generation_prompt ? CHAT_ASSISTANT : last);
+    if (!g->q.echo || g->response_role != chat_role_shown(last)) return ST_OK;
     g->prompts[0].text = last_text(g, &g->prompts[0].text_len);
     return g->prompts[0].text ? ST_OK : gen_nomem(c->g);
 }
 
-enum status gen_read_begin(struct gen *g, struct chat_reader *r)
+enum status gen_read_begin(struct generation *g, struct chat_reader *r)
 {
     const struct server *s = g->r->srv;
     const struct model *m = s->ctx.model;
@@ -141,14 +141,14 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
                                          .images_max = (size_t)s->ctx.opt->max_images,
                                          .text_only = !m->info->image.present},
                               .err = g->e,
-                              .out = &g->messages,
+                              .out = &g->q.messages,
                               .at = {.field = gen_source(g), .index = -1}};
-    const struct template *tmpl = g->tmpl ? g->tmpl : m->tmpl;
+    const struct template *tmpl = g->q.tmpl ? g->q.tmpl : m->tmpl;
     if (!tmpl)
         return api_fail(r->err, 400, "chat_template_error", gen_source(g),
                         "This model has no chat template: use /v1/completions, or start the server with "
                         "--chat-template FILE.");
-    const struct template_caps *caps = template_caps(tmpl, json_array_size(g->tools) > 0);
+    const struct template_caps *caps = template_caps(tmpl, json_array_size(g->q.tools) > 0);
     r->limits.arguments_as_text = caps->arguments_as_text;
     r->limits.thinking_parts = caps->thinking_parts;
     if (m->info->image.video_marker && m->info->image.config.video)
@@ -156,34 +156,35 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
     return ST_OK;
 }
 
-enum status gen_read_added(struct gen *g)
+enum status gen_read_added(struct generation *g)
 {
-    if (!g->messages.count) return api_fail(g->e, 400, "empty_array", gen_source(g), "'messages' is empty.");
+    if (!g->q.messages.count)
+        return api_fail(g->e, 400, "empty_array", gen_source(g), "'messages' is empty.");
     return gen_remote(g);
 }
 
-enum status gen_read_chat(struct gen *g, json_t *root)
+enum status gen_read_chat(struct generation *g, json_t *root)
 {
     struct chat_reader r;
-    g->documents = json_incref(field(root, "documents"));
+    g->q.documents = json_incref(field(root, "documents"));
     if (gen_read_begin(g, &r)) return ST_INVALID;
     enum status st = chat_messages_parse(field(root, "messages"), &r.limits, r.out, r.err);
     return st ? st : gen_read_added(g);
 }
 
 /* run: the prompts are to run, else they are only shown. */
-static enum status chat_build(struct gen *g, bool run)
+static enum status chat_build(struct generation *g, bool run)
 {
     struct chat *c = g->chat ? g->chat : (g->chat = calloc(1, sizeof *c));
-    size_t each = g->messages_each ? g->messages_each : g->messages.count;
+    size_t each = g->q.messages_each ? g->q.messages_each : g->q.messages.count;
     if (!c) return gen_nomem(g);
     *c = (struct chat){.r = g->r, .g = g, .images = c->images, .rendered = c->rendered};
     enum status st = chat_images_make(g, &c->images);
-    if (!st && !g->prompts) st = gen_prompts_new(g, g->messages.count / each);
+    if (!st && !g->prompts) st = gen_prompts_new(g, g->q.messages.count / each);
     while (!st && g->prompts_made < g->prompt_count) {
         uint32_t k = g->prompts_made, end;
         if (k && gen_job_over(g)) return ST_AGAIN;
-        c->messages = (struct chat_messages){.list = g->messages.list + k * each, .count = each};
+        c->messages = (struct chat_messages){.list = g->q.messages.list + k * each, .count = each};
         while (c->first_image < c->images.count && g->images[c->first_image].prompt < k) c->first_image++;
         for (end = c->first_image; end < c->images.count && g->images[end].prompt == k;) end++;
         c->image_count = end - c->first_image;
@@ -201,22 +202,22 @@ static enum status chat_build(struct gen *g, bool run)
 static bool inside_reasoning(const struct chat *c)
 {
     const struct template_result *r = &c->rendered;
-    const char *open_tag = reasoning_open(c->g->p.reasoning_syntax);
+    const char *open_tag = reasoning_open(c->g->rules.reasoning_syntax);
     size_t len = r->len, tag = strlen(open_tag);
-    if (c->g->p.reasoning == REASONING_NONE || !r->run_count) return false;
+    if (c->g->rules.reasoning == REASONING_NONE || !r->run_count) return false;
     while (len && strchr(" \t\r\n", r->text[len - 1])) len--;
     bool typed = r->runs[r->run_count - 1].control == TOK_CONTROL_UNGUARDED; /* client text, not a tag */
     if (len >= tag && memcmp(r->text + len - tag, open_tag, tag) == 0) return !typed;
-    if (!c->g->p.continue_final_message) return false;
+    if (!c->g->q.continue_final_message) return false;
     size_t text_len;
     char *text = last_text(c->g, &text_len);
     const char *open = text ? strstr(text, open_tag) : NULL;
-    bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_syntax));
+    bool inside = open && !strstr(open, reasoning_close(c->g->rules.reasoning_syntax));
     free(text);
     return inside;
 }
 
-enum status gen_prompt_chat(struct gen *g)
+enum status gen_prompt_chat(struct generation *g)
 {
     enum status st = chat_build(g, true);
     if (st) return st;
@@ -224,60 +225,60 @@ enum status gen_prompt_chat(struct gen *g)
     return response_shape(g->chat);
 }
 
-enum status gen_read_parts(struct gen *g, json_t *parts)
+enum status gen_read_parts(struct generation *g, json_t *parts)
 {
     if (!g->ctx->model->own_prompts)
         return api_fail(g->e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
-    if (g->p.echo)
+    if (g->q.echo)
         return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
     struct chat_reader r;
     struct chat_message *m;
-    g->p.add_special_tokens = false; /* the prompt format adds bos itself */
+    g->q.add_special_tokens = false; /* the prompt format adds bos itself */
     if (gen_read_begin(g, &r) || chat_message_add(&r, CHAT_USER, &m) || chat_content_read(&r, parts, ""))
         return ST_INVALID;
     return gen_read_added(g);
 }
 
-enum status gen_prompt_parts(struct gen *g)
+enum status gen_prompt_parts(struct generation *g)
 {
     return chat_build(g, true);
 }
 
-enum status tokenize_read(struct gen *g, json_t *root)
+enum status tokenize_read(struct generation *g, json_t *root)
 {
     if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
         return ST_INVALID;
     if (field(root, "chat_template"))
         return api_fail(g->e, 400, "unsupported_parameter", "chat_template",
                         "chat_template is not supported.");
-    g->tools = json_incref(field(root, "tools"));
+    g->q.tools = json_incref(field(root, "tools"));
     if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat endpoint */
     return gen_read_chat(g, root);
 }
 
-enum status tokenize_chat(struct gen *g)
+enum status tokenize_chat(struct generation *g)
 {
     return chat_build(g, false);
 }
 
-enum status render_chat(struct gen *g, struct json_writer *o)
+enum status render_chat(struct generation *g, struct json_writer *o)
 {
     struct chat c = {.r = g->r, .g = g};
-    c.messages = g->messages;
+    c.messages = g->q.messages;
     enum status st = render(&c);
     if (!st) jw_string(o, c.rendered.text, c.rendered.len);
     chat_fini(&c);
     return st;
 }
 
-void gen_read_free(struct gen *g)
+void gen_read_free(struct generation *g)
 {
-    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->format_root};
+    json_t **owned[] = {&g->q.tools, &g->q.documents, &g->q.variables, &g->format_root};
     if (g->chat) chat_fini(g->chat);
     free(g->chat);
     g->chat = NULL;
-    chat_messages_free(&g->messages);
+    chat_messages_free(&g->q.messages);
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
         json_decref(*owned[i]);
         *owned[i] = NULL;
@@ -286,7 +287,7 @@ void gen_read_free(struct gen *g)
 
 /* The loop needs the request id. The rest, which may be large, is freed before the request is queued, and
  * here, not on the loop: freeing millions of values takes a while, also for a refused request. */
-void gen_read_end(struct gen *g)
+void gen_read_end(struct generation *g)
 {
     const struct request *r = g->r;
     const char *key;

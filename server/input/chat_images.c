@@ -21,7 +21,7 @@
 
 /* Maximum pixels for a request: the checkpoint's limit or what fills the context, at most 16,384 tokens (the
  * limit of released checkpoints; the tower's cost is quadratic). */
-static uint64_t area_limit(const struct gen *g)
+static uint64_t area_limit(const struct generation *g)
 {
     const struct image_config *cfg = &g->ctx->model->info->image.config;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge,
@@ -32,8 +32,8 @@ static uint64_t area_limit(const struct gen *g)
 }
 
 /* An integer from `min` to `max`; `in` is "size." or empty. */
-static enum status parse_bound(struct gen *g, json_t *from, const char *in, const char *name, uint64_t min,
-                               uint64_t max, uint64_t *out)
+static enum status parse_bound(struct generation *g, json_t *from, const char *in, const char *name,
+                               uint64_t min, uint64_t max, uint64_t *out)
 {
     char path[64];
     int64_t n;
@@ -50,7 +50,7 @@ static enum status parse_bound(struct gen *g, json_t *from, const char *in, cons
 }
 
 /* Refuses an object with keys that are not in `names`, a list like "min_pixels, max_pixels". */
-static enum status parse_keys(struct gen *g, json_t *from, const char *path, const char *names)
+static enum status parse_keys(struct generation *g, json_t *from, const char *path, const char *names)
 {
     const char *key;
     json_t *v;
@@ -70,7 +70,7 @@ static enum status parse_keys(struct gen *g, json_t *from, const char *path, con
 }
 
 /* max_soft_tokens, of models whose images fill one of a few budgets. */
-static enum status parse_budget(struct gen *g, json_t *kwargs)
+static enum status parse_budget(struct generation *g, json_t *kwargs)
 {
     static const char name[] = "max_soft_tokens", path[] = KWARGS ".max_soft_tokens";
     const struct image_config *cfg = &g->ctx->model->info->image.config;
@@ -78,7 +78,7 @@ static enum status parse_budget(struct gen *g, json_t *kwargs)
     uint64_t n = 0;
     if (parse_keys(g, kwargs, KWARGS, name) || parse_bound(g, kwargs, "", name, 0, INT64_MAX, &n))
         return ST_INVALID;
-    if (!field(kwargs, name) || image_budget(cfg, n, &g->p.image_bounds.area_max)) return ST_OK;
+    if (!field(kwargs, name) || image_budget(cfg, n, &g->q.image_bounds.area_max)) return ST_OK;
     for (const uint32_t *b = cfg->budgets; *b; b++) {
         size_t at = strlen(all);
         snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
@@ -87,7 +87,7 @@ static enum status parse_budget(struct gen *g, json_t *kwargs)
 }
 
 /* Bounds in tokens, where images keep their shape or are tiled (Lfm2VlImageProcessor). */
-static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
+static enum status parse_tokens(struct generation *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
 {
     uint64_t most = area_limit(g) / unit;
     if (parse_keys(g, kwargs, KWARGS, "min_image_tokens, max_image_tokens") ||
@@ -100,7 +100,7 @@ static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, st
 }
 
 /* The most tiles of an image, or slices; also by the name that older configurations have. */
-static enum status parse_tiles(struct gen *g, json_t *kwargs)
+static enum status parse_tiles(struct generation *g, json_t *kwargs)
 {
     const struct image_tiles *t = &g->ctx->model->info->image.config.tiles;
     const char *names = t->rule == TILES_SLICED ? "max_slice_nums" : "max_patches, max_dynamic_patch";
@@ -109,13 +109,13 @@ static enum status parse_tiles(struct gen *g, json_t *kwargs)
         parse_bound(g, kwargs, "", "max_patches", 1, t->max, &n) ||
         parse_bound(g, kwargs, "", "max_dynamic_patch", 1, t->max, &n))
         return ST_INVALID;
-    g->p.image_bounds.tiles = (uint32_t)n;
+    g->q.image_bounds.tiles = (uint32_t)n;
     return ST_OK;
 }
 
 /* Areas, and in `size` what the family's image processor takes: the longest side, or areas over all frames
  * that an image counts as. */
-static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
+static enum status parse_areas(struct generation *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
 {
     const struct image_config *cfg = &g->ctx->model->info->image.config;
     bool side = cfg->longest > 0;
@@ -134,10 +134,10 @@ static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, str
     return st ? st : parse_bound(g, kwargs, "", "max_pixels", unit, most, &b->area_max);
 }
 
-enum status gen_parse_image_bounds(struct gen *g, json_t *root)
+enum status gen_parse_image_bounds(struct generation *g, json_t *root)
 {
     const struct image_config *cfg = &g->ctx->model->info->image.config;
-    struct image_bounds *b = &g->p.image_bounds;
+    struct image_bounds *b = &g->q.image_bounds;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
     json_t *kwargs = field(root, KWARGS);
     if (!kwargs) return ST_OK;
@@ -163,12 +163,12 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 
 /* ---- files ---- */
 
-bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
+bool gen_pixels_account(struct generation *g, const struct image_prepared *p)
 {
     struct share *share = g->r->response.share;
     size_t bytes = 0, most = g->ctx->opt->image_memory;
     for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
-    bool only = shares_held(share->of, SHARE_PIXELS) <= g->pixel_bytes && !g->messages_each;
+    bool only = shares_held(share->of, SHARE_PIXELS) <= g->pixel_bytes && !g->q.messages_each;
     if (!share_try(share, SHARE_PIXELS, bytes, only ? SIZE_MAX / 2 : most, only ? 0 : most / 2)) return false;
     g->pixel_bytes += bytes;
     return true;
@@ -186,7 +186,7 @@ void chat_images_free(struct chat_images *p)
     *p = (struct chat_images){0};
 }
 
-enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,
+enum status image_fail(struct generation *g, enum image_error error, const struct image_ref *ref,
                        const struct err *err)
 {
     if (error == IMAGE_NOMEM) return gen_nomem(g);
@@ -198,7 +198,7 @@ enum status image_fail(struct gen *g, enum image_error error, const struct image
 }
 
 /* The bytes of the reference's URL or URLs -> file->bytes, and whether they are a list -> ask->list. */
-static enum image_error fetch(const struct gen *g, const struct image_ref *ref, struct gen_image *file,
+static enum image_error fetch(const struct generation *g, const struct image_ref *ref, struct gen_image *file,
                               struct err *err)
 {
     const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
@@ -217,7 +217,7 @@ static enum image_error fetch(const struct gen *g, const struct image_ref *ref, 
 }
 
 /* Decodes and prepares an unknown file. */
-static enum status decode(struct gen *g, const struct image_ref *ref, struct gen_image *file,
+static enum status decode(struct generation *g, const struct image_ref *ref, struct gen_image *file,
                           struct image_prepared *prepared, struct image_parts *parts)
 {
     const struct model_info *mi = g->ctx->model->info;
@@ -232,7 +232,7 @@ static enum status decode(struct gen *g, const struct image_ref *ref, struct gen
     return ST_OK;
 }
 
-static enum status make_one(struct gen *g, const struct image_ref *ref, struct gen_image *file,
+static enum status make_one(struct generation *g, const struct image_ref *ref, struct gen_image *file,
                             struct image_prepared *prepared, struct image_parts *parts)
 {
     const struct image_config *cfg = &g->ctx->model->info->image.config;
@@ -240,7 +240,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     struct err err = {0};
     file->ask = (struct image_ask){.video = ref->video, .fps = ref->fps};
     if (!ref->video) {
-        struct image_bounds asked = g->p.image_bounds;
+        struct image_bounds asked = g->q.image_bounds;
         uint64_t most = area_limit(g);
         if (!cfg->budgets && ref->min_pixels) asked.area_min = ref->min_pixels;
         if (!cfg->budgets && ref->max_pixels)
@@ -251,18 +251,18 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     }
     enum image_error error = fetch(g, ref, file, &err);
     if (error) return image_fail(g, error, ref, &err);
-    image_hash_cache_id(image_hashes, g->p.salt, &file->ask, file->bytes, file->len, file->file_hash);
+    image_hash_cache_id(image_hashes, g->caller.salt, &file->ask, file->bytes, file->len, file->file_hash);
     /* Without caching across requests the pixels are always needed. */
     bool kept = strcmp(g->ctx->opt->prefix_cache, "on") == 0;
     if (kept && image_hash_cache_get(image_hashes, file->file_hash, parts))
         return ST_OK; /* keep the file: its pixels may be needed later */
     enum status st = decode(g, ref, file, prepared, parts);
-    if (!g->messages_each) { /* else another prompt may have the same file */
+    if (!g->q.messages_each) { /* else another prompt may have the same file */
         free(file->bytes);
         file->bytes = NULL;
     }
     if (st || gen_pixels_account(g, prepared)) return st;
-    if (g->messages_each) { /* decoded again when its prompt runs */
+    if (g->q.messages_each) { /* decoded again when its prompt runs */
         image_prepared_free(prepared);
         return ST_OK;
     }
@@ -271,8 +271,8 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
 }
 
 /* Checked before more images are decoded: a prompt that can't run should not hold memory. */
-static enum status check_room(struct gen *g, const struct image_ref *ref, const struct image_parts *parts,
-                              uint64_t *tokens)
+static enum status check_room(struct generation *g, const struct image_ref *ref,
+                              const struct image_parts *parts, uint64_t *tokens)
 {
     const struct model *m = g->ctx->model;
     uint64_t most = m->caps.image_tokens_max;
@@ -295,20 +295,20 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
 }
 
 /* The first image of the request with the file of image i: what all prompts share, such as a query. */
-static uint32_t first_of(const struct gen *g, uint32_t i)
+static uint32_t first_of(const struct generation *g, uint32_t i)
 {
-    const struct image_ref *refs = g->messages.images;
+    const struct image_ref *refs = g->q.messages.images;
     uint32_t k = 0;
-    while (g->messages_each && k < i && refs[k].source != refs[i].source) k++;
-    return g->messages_each ? k : i;
+    while (g->q.messages_each && k < i && refs[k].source != refs[i].source) k++;
+    return g->q.messages_each ? k : i;
 }
 
-static enum status make_next(struct gen *g, struct chat_images *out)
+static enum status make_next(struct generation *g, struct chat_images *out)
 {
     uint32_t i = out->made, same = first_of(g, i);
-    const struct image_ref *ref = &g->messages.images[i];
+    const struct image_ref *ref = &g->q.messages.images[i];
     struct gen_image *to = &g->images[i];
-    uint32_t prompt = g->messages_each ? ref->message / g->messages_each : 0;
+    uint32_t prompt = g->q.messages_each ? ref->message / g->q.messages_each : 0;
     const struct image_parts *parts = &out->parts[same];
     enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
     if (i && prompt != g->images[i - 1].prompt) out->tokens = out->spans = 0;
@@ -316,7 +316,7 @@ static enum status make_next(struct gen *g, struct chat_images *out)
     if (!st) st = check_room(g, ref, parts, &out->tokens);
     if (!st) st = gen_tokens_check(g, out->all += out->tokens - before);
     out->bytes += to->bytes ? to->len : 0;
-    if (!st && g->messages_each && out->bytes > LIMIT_BODIES_BYTES)
+    if (!st && g->q.messages_each && out->bytes > LIMIT_BODIES_BYTES)
         st = api_fail(g->e, 400, "invalid_value", ref->param,
                       "The files of the images of one request take more than %llu MiB.",
                       LIMIT_BODIES_BYTES >> 20);
@@ -340,9 +340,9 @@ static enum status make_next(struct gen *g, struct chat_images *out)
     return ST_OK;
 }
 
-enum status chat_images_make(struct gen *g, struct chat_images *out)
+enum status chat_images_make(struct generation *g, struct chat_images *out)
 {
-    size_t count = g->messages.image_count;
+    size_t count = g->q.messages.image_count;
     if (out->made == count) return ST_OK;
     if (!g->images) {
         if (gen_remote(g)) return ST_INVALID;
@@ -354,7 +354,7 @@ enum status chat_images_make(struct gen *g, struct chat_images *out)
         out->count = g->image_count = (uint32_t)count;
     }
     while (out->made < count) {
-        if (out->made && g->messages_each && gen_job_over(g)) return ST_AGAIN;
+        if (out->made && g->q.messages_each && gen_job_over(g)) return ST_AGAIN;
         enum status st = make_next(g, out);
         if (st) return st;
     }

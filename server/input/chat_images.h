@@ -22,9 +22,9 @@ struct chat_images {
 
 /* Fills g->images too. ST_AGAIN: another job must go on. On failure g->r->response.error is set;
  * chat_images_free in either case. */
-enum status chat_images_make(struct gen *g, struct chat_images *out);
+enum status chat_images_make(struct generation *g, struct chat_images *out);
 /* Sets the error for a part whose file is unavailable or unreadable; returns ST_INVALID. */
-enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,
+enum status image_fail(struct generation *g, enum image_error error, const struct image_ref *ref,
                        const struct err *err);
 void chat_images_free(struct chat_images *p);
 

@@ -113,7 +113,7 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
 /* The final content; free: any text. */
 static enum status response(struct constraint_maker *m, gx *out)
 {
-    const struct response_format *f = &m->g->p.format;
+    const struct response_format *f = &m->g->q.format;
     struct grammar_error error = {{0}, {0}};
     const char *text = json_string_value(f->value);
     size_t len = text ? json_string_length(f->value) : 0;
@@ -138,7 +138,7 @@ static enum status response(struct constraint_maker *m, gx *out)
 
 bool constraint_may(const struct constraint_maker *m, json_t *function)
 {
-    const struct tool_choice *f = &m->g->p.tool_choice;
+    const struct tool_choice *f = &m->g->q.tool_choice;
     const char *name = json_string_value(field(function, "name"));
     if (f->named) return strcmp(f->named, name) == 0;
     if (!f->allowed) return true;
@@ -156,7 +156,7 @@ bool constraint_weak(const struct constraint_maker *m, size_t tool)
 
 bool constraint_must(const struct constraint_maker *m, json_t *function)
 {
-    return gen_strict(function) && m->g->p.tool_choice.named;
+    return gen_strict(function) && m->g->q.tool_choice.named;
 }
 
 /* The schema of a tool can't be enforced; the request's error says why. Unless it must be, the request
@@ -185,7 +185,7 @@ static void name_tool(struct api_error *e, json_t *function)
 /* One call of any allowed function. ST_AGAIN: some tools were weakened. */
 static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
 {
-    const struct tool_choice *f = &m->g->p.tool_choice;
+    const struct tool_choice *f = &m->g->q.tool_choice;
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
     enum status st = list ? ST_OK : gen_nomem(m->g);
@@ -215,28 +215,27 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
  */
 static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx call, bool one, gx *out)
 {
-    const struct gen_params *p = &m->g->p;
     struct rx_pool *pool = gb_pool(m->b);
-    const char *const *tags = tool_syntax(p->calls)->opens;
+    const char *const *tags = tool_syntax(m->g->rules.calls)->opens;
     rx text = constraint_without(m, tags, tags[1] ? 2 : 1), first = text, excluded;
     gx bare;
-    if (p->bare_calls) {
+    if (m->g->rules.bare_calls) {
         enum status st = constraint_bare_calls(m, tools, one, &excluded, &bare);
         if (st) return st;
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
     gx again = GB_SEQ(m->b, call, gb_regex(m->b, text));
-    uint32_t most = tool_syntax(p->calls)->plain ? 0 : one ? 1 : RX_NO_LIMIT;
+    uint32_t most = tool_syntax(m->g->rules.calls)->plain ? 0 : one ? 1 : RX_NO_LIMIT;
     *out = GB_SEQ(m->b, gb_regex(m->b, first), gb_repeat(m->b, again, 0, most));
-    if (p->bare_calls) *out = GB_ALT(m->b, *out, bare);
+    if (m->g->rules.bare_calls) *out = GB_ALT(m->b, *out, bare);
     return ST_OK;
 }
 
 /* Calls, with text around them unless calls are required. */
 static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 {
-    const struct gen_params *p = &m->g->p;
-    const char *between = tool_syntax(p->calls)->between;
+    const struct inference_request *p = &m->g->q;
+    const char *between = tool_syntax(m->g->rules.calls)->between;
     bool one = !p->parallel_calls || p->tool_choice.named;
     gx call;
     enum status st = any_call(m, tools, &call);
@@ -253,16 +252,16 @@ static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 /* The start tag of a channel is a token, its name is text. */
 static gx reasoning_begin(struct constraint_maker *m)
 {
-    if (m->g->p.reasoning_syntax != REASONING_CHANNEL)
-        return gb_tag(m->b, m->vocab, reasoning_open(m->g->p.reasoning_syntax));
+    if (m->g->rules.reasoning_syntax != REASONING_CHANNEL)
+        return gb_tag(m->b, m->vocab, reasoning_open(m->g->rules.reasoning_syntax));
     return GB_SEQ(m->b, gb_tag(m->b, m->vocab, CHANNEL_OPEN),
                   constraint_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN)));
 }
 
 static gx with_reasoning(struct constraint_maker *m, gx body)
 {
-    const char *const tags[] = {reasoning_close(m->g->p.reasoning_syntax)};
-    if (m->g->p.reasoning == REASONING_NONE) return body;
+    const char *const tags[] = {reasoning_close(m->g->rules.reasoning_syntax)};
+    if (m->g->rules.reasoning == REASONING_NONE) return body;
     static const uint32_t blanks[8] = {1u << '\n'}; /* they belong to the tag (chat/reasoning_parse.h) */
     struct rx_pool *p = gb_pool(m->b);
     gx blank = gb_regex(m->b, rx_repeat(p, rx_bytes(p, blanks), 0, 4));
@@ -289,7 +288,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
     if (!st) return ST_OK;
     struct grammar_error error = {{0}, {0}};
     snprintf(error.message, sizeof error.message, "%.250s", err.msg);
-    return constraint_error(m, st, m->g->p.format.param, &error);
+    return constraint_error(m, st, m->g->q.format.param, &error);
 }
 
 static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
@@ -309,7 +308,7 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
 /* Reports what is not enforced, to the client and in the log. */
 static enum status warn(struct constraint_maker *m)
 {
-    struct gen *g = m->g;
+    struct generation *g = m->g;
     size_t i;
     json_t *one;
     json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->r->http.id, json_string_value(one));
@@ -329,17 +328,18 @@ static bool any_strict(const json_t *tools)
 }
 
 /* Everything that the grammar depends on. */
-static json_t *description(const struct gen *g, json_t *tools)
+static json_t *description(const struct generation *g, json_t *tools)
 {
-    const struct gen_params *p = &g->p;
-    json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->format.kind,
-                          "bare", p->bare_calls != NULL, "compact", p->format.compact, "any order",
-                          p->format.any_order, "strict", p->format.strict, "inside", g->inside_reasoning,
-                          "reasoning", p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_syntax,
-                          "calls", tools ? (int)p->calls : 0, "required", p->tool_choice.required, "parallel",
-                          p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named);
-    char salt[2 * sizeof p->salt + 1]; /* timing reveals whether a grammar is cached */
-    sodium_bin2hex(salt, sizeof salt, p->salt, sizeof p->salt);
+    const struct inference_request *p = &g->q;
+    json_t *d =
+        json_pack("{s:i,s:b,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->format.kind, "bare",
+                  g->rules.bare_calls != NULL, "compact", p->format.compact, "any order", p->format.any_order,
+                  "strict", p->format.strict, "inside", g->inside_reasoning, "reasoning",
+                  g->rules.reasoning == REASONING_NONE ? -1 : (int)g->rules.reasoning_syntax, "calls",
+                  tools ? (int)g->rules.calls : 0, "required", p->tool_choice.required, "parallel",
+                  p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named);
+    char salt[2 * sizeof g->caller.salt + 1]; /* timing reveals whether a grammar is cached */
+    sodium_bin2hex(salt, sizeof salt, g->caller.salt, sizeof g->caller.salt);
     if (d) json_object_set_new(d, "salt", json_string(salt));
     if (d && p->format.value) json_object_set(d, "value", p->format.value);
     if (d && tools) json_object_set(d, "functions", tools);
@@ -351,27 +351,28 @@ static json_t *description(const struct gen *g, json_t *tools)
  * the other syntaxes enforce fewer keywords. */
 static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
-    struct gen_params *p = &m->g->p;
-    const struct tool_syntax *s = tool_syntax(p->calls);
+    struct inference_request *p = &m->g->q;
+    const struct tool_syntax *s = tool_syntax(m->g->rules.calls);
     if (!s->plain &&
         (strcmp(m->g->ctx->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
          p->continue_final_message || (any_strict(tools) && s->arguments != TOOL_ARGUMENTS_JSON)))
         return ST_OK;
-    p->bare_calls = json_object();
-    bool ok = p->bare_calls != NULL;
+    m->g->rules.bare_calls = json_object();
+    bool ok = m->g->rules.bare_calls != NULL;
     for (size_t i = 0; ok && i < json_array_size(tools); i++) {
         json_t *function = field(json_array_get(tools, i), "function");
         if (constraint_may(m, function))
-            ok = !json_object_set_new(p->bare_calls, json_string_value(field(function, "name")), json_true());
+            ok = !json_object_set_new(m->g->rules.bare_calls, json_string_value(field(function, "name")),
+                                      json_true());
     }
     return ok ? ST_OK : gen_nomem(m->g);
 }
 
-enum status gen_constraint_make(struct gen *g)
+enum status gen_constraint_make(struct generation *g)
 {
-    struct gen_params *p = &g->p;
+    struct inference_request *p = &g->q;
     struct constraint_maker m = {.g = g};
-    json_t *tools = p->calls ? g->tools : NULL;
+    json_t *tools = g->rules.calls ? g->q.tools : NULL;
     if (tools && bare_calls(&m, tools)) return ST_NOMEM;
     if (tools && !p->tool_choice.required && !p->tool_choice.allowed && !any_strict(tools) && !p->format.kind)
         tools = NULL;
@@ -394,17 +395,17 @@ enum status gen_constraint_make(struct gen *g)
     return ST_OK;
 }
 
-void gen_constraint_made(struct gen *g)
+void gen_constraint_made(struct generation *g)
 {
     json_decref(g->compile);
     free(g->compile_key);
     g->compile = NULL;
     g->compile_key = NULL;
-    g->p.format.value = NULL; /* borrowed from it and from the body */
-    g->p.tool_choice = (struct tool_choice){0};
+    g->q.format.value = NULL; /* borrowed from it and from the body */
+    g->q.tool_choice = (struct tool_choice){0};
 }
 
-enum status gen_constraint_compile(struct gen *g)
+enum status gen_constraint_compile(struct generation *g)
 {
     struct grammars *all = g->ctx->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
@@ -434,15 +435,15 @@ enum status gen_constraint_compile(struct gen *g)
     return st ? gen_nomem(m.g) : ST_OK;
 }
 
-uint64_t gen_grammar_tenant(const struct gen *g)
+uint64_t gen_grammar_tenant(const struct generation *g)
 {
-    return g->r->http.has_key && !g->r->http.one_key ? g->p.tenant : 0;
+    return g->r->http.has_key && !g->r->http.one_key ? g->caller.tenant : 0;
 }
 
 const char gen_grammar_memory_full[] =
     "The grammars in use leave too little of the memory for them (--grammar-memory): try again later.";
 
-const char *gen_constraint_param(const struct gen *g)
+const char *gen_constraint_param(const struct generation *g)
 {
-    return g->p.format.param ? g->p.format.param : "tools";
+    return g->q.format.param ? g->q.format.param : "tools";
 }

@@ -13,7 +13,7 @@ struct tool_set {
 };
 
 struct constraint_maker {
-    struct gen *g;
+    struct generation *g;
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
     json_t *rules;        /* a function's $defs by name, while its call is built */

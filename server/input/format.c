@@ -24,7 +24,7 @@ static enum status text_of(struct api_error *e, json_t *v, const char *path, str
 }
 
 /* A schema, or a schema as a string. */
-enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *f)
+enum status gen_schema(struct generation *g, json_t *v, const char *path, struct response_format *f)
 {
     if (json_is_string(v)) {
         json_error_t where;
@@ -63,9 +63,9 @@ static bool name_ok(const json_t *name)
     return n >= 1 && n <= 64 && n == json_string_length(name) && strspn(s, of) == n;
 }
 
-enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths)
+enum status gen_format(struct generation *g, json_t *type, json_t *in, const struct format_paths *paths)
 {
-    struct response_format *out = &g->p.format;
+    struct response_format *out = &g->q.format;
     if (json_is(type, "text")) return ST_OK;
     *out = (struct response_format){.kind = FORMAT_OBJECT, .param = paths->format};
     if (json_is(type, "json_object")) return ST_OK;
@@ -90,7 +90,7 @@ enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct for
     return st;
 }
 
-static enum status from_response_format(struct gen *g, json_t *f)
+static enum status from_response_format(struct generation *g, json_t *f)
 {
     static const struct format_paths paths = {"response_format", "response_format.type",
                                               "response_format.json_schema.name",
@@ -105,10 +105,10 @@ static enum status from_response_format(struct gen *g, json_t *f)
         return api_fail(g->e, 400, "invalid_type", paths.type, "response_format.type must be a string.");
     enum status st = gen_format(g, type, field(f, "json_schema"), &paths);
     if (st || !schema || !json_is(type, "json_object")) return st;
-    return gen_schema(g, schema, paths.format, &g->p.format); /* llama.cpp's */
+    return gen_schema(g, schema, paths.format, &g->q.format); /* llama.cpp's */
 }
 
-static enum status from_structured(struct gen *g, json_t *s, struct response_format *out)
+static enum status from_structured(struct generation *g, json_t *s, struct response_format *out)
 {
     static const char *const keys[] = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"};
     const char *found = NULL;
@@ -145,7 +145,7 @@ static enum status from_structured(struct gen *g, json_t *s, struct response_for
     return st;
 }
 
-enum status gen_parse_format(struct gen *g, json_t *root)
+enum status gen_parse_format(struct generation *g, json_t *root)
 {
     static const struct {
         const char *name;
@@ -156,12 +156,12 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         {"ebnf", FORMAT_TEXT},          {"grammar", FORMAT_TEXT}};
     json_t *v = field(root, "response_format");
     if (v && from_response_format(g, v)) return ST_INVALID;
-    const char *found = g->p.format.kind ? g->p.format.param : NULL;
+    const char *found = g->q.format.kind ? g->q.format.param : NULL;
     if ((v = field(root, "structured_outputs"))) {
         if (found)
             return api_fail(g->e, 400, "invalid_value", "structured_outputs",
                             "structured_outputs can't be combined with %s.", found);
-        if (from_structured(g, v, &g->p.format)) return ST_INVALID;
+        if (from_structured(g, v, &g->q.format)) return ST_INVALID;
         found = "structured_outputs";
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
@@ -170,10 +170,10 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         if (found)
             return api_fail(g->e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
         found = name;
-        enum status st = aliases[i].kind == FORMAT_SCHEMA ? gen_schema(g, v, name, &g->p.format)
+        enum status st = aliases[i].kind == FORMAT_SCHEMA ? gen_schema(g, v, name, &g->q.format)
                          : aliases[i].kind == FORMAT_CHOICE
-                             ? choice_of(g->e, v, name, &g->p.format)
-                             : text_of(g->e, v, name, &g->p.format, aliases[i].kind);
+                             ? choice_of(g->e, v, name, &g->q.format)
+                             : text_of(g->e, v, name, &g->q.format, aliases[i].kind);
         if (st) return st;
     }
     return ST_OK;

@@ -9,133 +9,65 @@
  * server/generate/ runs it. Other dialects than OpenAI's are read and written by server/dialect/: struct
  * dialect.
  *
- * To add a request parameter: a field of struct gen_params; parse.c reads it (tools.c: tools and reasoning);
- * the list in note_unknown of parse.c names it; docs/http.md and server/api/openapi.json list it. To add a
- * sampling parameter (top_p and the like): see engine/sample/sampling.h. */
+ * To add a request parameter: a field of struct inference_request; parse.c reads it (tools.c: tools and
+ * reasoning); the list in note_unknown of parse.c names it; docs/http.md and server/api/openapi.json list it.
+ * To add a sampling parameter (top_p and the like): see engine/sample/sampling.h. */
 #ifndef KVASIR_INPUT_H
 #define KVASIR_INPUT_H
 
-#include "server/chat/messages.h"
 #include "server/chat/output.h"
-#include "server/chat/stop_match.h"
 #include "server/json/writer.h"
 #include "server/http/request.h"
 #include "server/input/cache_info.h"
-#include "server/media/image_parts.h"
+#include "server/input/inference_request.h"
 
 #include <jansson.h>
 
-enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION };
-
-/* The response format (input/format.c). */
-enum response_format_kind {
-    FORMAT_FREE = 0,
-    FORMAT_ANY,    /* any JSON value */
-    FORMAT_OBJECT, /* any JSON object */
-    FORMAT_SCHEMA, /* value: a JSON schema */
-    FORMAT_REGEX,  /* value: a string, also for FORMAT_TEXT */
-    FORMAT_TEXT,   /* a grammar */
-    FORMAT_CHOICE  /* value: a list of strings */
-};
-struct response_format {
-    enum response_format_kind kind;
-    json_t *value;     /* borrowed from the body or format_root */
-    const char *param; /* static: the field that asked for it */
-    bool compact;      /* JSON without optional white space */
-    bool any_order;    /* of properties; else in the order of the schema */
-    bool strict;       /* a keyword that can't be enforced is an error */
-};
-/* tool_choice (input/tools.c). */
-struct tool_choice {
-    bool required, none;
-    const char *named; /* the one function to call; borrowed from the body */
-    json_t *name;      /* the same */
-    /* [{"function": {"name"}}] or [{"name"}]: only these may be called; borrowed; NULL = all */
-    json_t *allowed;
-};
-/* Reasoning options; borrowed from the body, each may be NULL. */
-struct reasoning_ask {
-    json_t *effort, *verbosity; /* strings */
-    json_t *enabled;            /* a boolean */
-    json_t *variables;          /* chat_template_kwargs, an object */
-    json_t *budget;             /* the most tokens of reasoning, an integer */
-    const char *budget_path;    /* its field; NULL: a number that was checked, kept where it can be */
-    bool drop, inline_;         /* it is not returned, or is returned within the content */
-};
-
-struct gen_params {
-    bool stream, include_usage, continuous_usage;
-    uint32_t n;
-    bool has_max;
-    uint64_t max_tokens, min_tokens;
-    bool max_tokens_fit;             /* max_tokens is lowered to what the context holds */
-    uint64_t max_tokens_cut;         /* by how much */
-    struct sampling_params sampling; /* without seed; lists owned by the gen */
-    bool has_seed;
-    int64_t seed;
-    bool logprobs;         /* per-token log-probs are returned */
-    uint32_t logprobs_top; /* alternatives */
-    bool prompt_logprobs;  /* the response field of that name */
-    uint32_t prompt_logprobs_top;
-    struct stop_string *stops; /* [stop_count]; strings borrowed from stop_list */
-    json_t *stop_list;         /* a string or a list of them; owned */
-    uint32_t stop_count;
-    uint32_t *stop_ids; /* [stop_id_count], owned */
-    uint32_t stop_id_count;
-    bool include_stop, ignore_eos, skip_special, echo;
-    bool return_token_ids, tokens_as_ids;
-    bool add_generation_prompt, continue_final_message, add_special_tokens;
-    bool has_truncate;
-    int64_t truncate;  /* -1 = as many as fit */
-    bool service_tier; /* the request has the field */
-    int64_t priority;
-    uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
-    uint8_t salt[32]; /* gen_salt */
-    bool return_cache_info, timings, progress;
+/* How the output is parsed, of what the request asks for and the model does. */
+struct output_rules {
     /* chat: tools are offered, and the output is parsed for calls in this syntax */
     enum tool_call_syntax calls;
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
     json_t *bare_calls;            /* an object: functions that may be called as plain JSON, or NULL; owned */
-    bool parallel_calls;           /* chat: more than one call may be returned */
     enum reasoning_syntax reasoning_syntax;
     enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
     struct {
         bool limited;
         uint32_t budget, close; /* tokens of reasoning; the one that ends it */
     } think;
-    struct response_format format;
-    struct tool_choice tool_choice;
-    bool named_call;                  /* its finish_reason is "stop" */
-    bool must_call;                   /* the output must be a call */
-    enum sched_pooling pooling;       /* embeddings: nothing is sampled */
-    uint64_t tokens_max;              /* of all prompts: their vectors fit a response; 0: as always */
-    const struct sampling_bias *only; /* [n]: sample j's one token; the dialect's, or NULL */
-    struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
+    bool named_call; /* its finish_reason is "stop" */
+    bool must_call;  /* the output must be a call */
 };
 
-struct gen;
+/* Whose the request is, for shares of the scheduler and of the cache. */
+struct caller {
+    uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
+    uint8_t salt[32]; /* gen_salt */
+};
+
+struct generation;
 struct choice;
 struct delta;
 /* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
  * chat; choice->out is always set. */
 struct dialect {
-    /* Worker: the body -> g->p and the fields after it, except the prompt; or a whole response in
+    /* Worker: the body -> g->q, except the prompt; or a whole response in
      * r->response.out. r->response.error on failure. May turn a chat into a completion. */
-    enum status (*read)(struct gen *g, json_t *root);
+    enum status (*read)(struct generation *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
     /* The whole response. Loop; a worker with on_worker, for long ones: nothing else changes g meanwhile. */
     void (*response)(struct json_writer *o, struct choice *c);
     bool on_worker;
     /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
      * at the end; r->response.error, NULL: as its shape says. */
-    void (*head)(struct gen *g);
+    void (*head)(struct generation *g);
     void (*delta)(struct choice *c, const struct delta *delta);
     void (*tail)(struct choice *c);
     void (*stream_error)(struct request *r);
     /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
      */
     void (*token)(struct choice *c);
-    void (*end)(struct gen *g);
+    void (*end)(struct generation *g);
 };
 
 /* One prompt of the request (completions may have many). */
@@ -175,11 +107,14 @@ struct gen_image {
     struct image_prepared ready; /* a video with many parts: those not yet used */
 };
 
-struct gen {
+struct generation {
     struct request *r;
     const struct context *ctx;
     struct api_error *e; /* r's */
-    enum gen_kind kind;
+    struct inference_request q;
+    struct caller caller;
+    struct output_rules rules;
+    uint64_t max_tokens_cut;           /* what the context does not hold of them */
     const struct dialect *dialect;     /* NULL: OpenAI's */
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
@@ -194,15 +129,7 @@ struct gen {
     size_t compile_bytes;
     bool compile_waits;
     uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
-    struct gen_params p;
-    /* other parts of a chat's prompt; owned, until gen_read_end */
-    struct chat_messages messages;         /* also for a prompt that is a list of parts */
-    const struct template *tmpl;           /* NULL: the model's */
-    bool control_parse;                    /* control tokens count in the client's text, too */
-    uint32_t messages_each;                /* so many of them are a prompt; 0: all of them are one */
-    json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
-                                             an object; or NULL */
-    json_t *format_root;                   /* a schema that was sent as a string */
+    json_t *format_root;               /* a schema that was sent as a string */
     struct gen_prompt *prompts;
     uint32_t prompt_count, prompts_made; /* a job that takes long is continued by another */
     uint64_t prompt_tokens;              /* of those made */
@@ -229,35 +156,35 @@ struct gen {
     bool failed;
     atomic_bool cancelled; /* ends its compile; any thread */
     bool touched;          /* changed by events of this wake-up */
-    struct gen *next_touched;
+    struct generation *next_touched;
     double image_seconds; /* time and number of images decoded before the sequences were created; the loop
                              adds them to the metrics */
     uint32_t images_decoded;
 };
 
 /* The name of the prompt field, for errors. */
-const char *gen_source(const struct gen *g);
-enum status gen_nomem(struct gen *g); /* the error of a request that finds no memory */
+const char *gen_source(const struct generation *g);
+enum status gen_nomem(struct generation *g); /* the error of a request that finds no memory */
 /* input/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
 /* Fails if the prompts of a request have too many tokens together. */
-enum status gen_tokens_check(struct gen *g, uint64_t tokens);
+enum status gen_tokens_check(struct generation *g, uint64_t tokens);
 /* With several prompts: has this job taken so long that others should have the worker? Then it is to end, and
  * sets g->again. */
-bool gen_job_over(struct gen *g);
+bool gen_job_over(struct generation *g);
 /* The prompt is built, or never will be: frees its parts, and the body except the request id. */
-void gen_read_end(struct gen *g);
-void gen_read_free(struct gen *g); /* only the parts of the prompt */
+void gen_read_end(struct generation *g);
+void gen_read_free(struct generation *g); /* only the parts of the prompt */
 /* Checks that `model` names the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 enum status request_model_unknown(struct request *r, const char *name); /* 404 */
 
 /* Fails if the model generates no text. */
-enum status gen_generates(struct gen *g);
+enum status gen_generates(struct generation *g);
 /* input/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
  * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */
-enum status gen_parse(struct gen *g, json_t *root);
+enum status gen_parse(struct generation *g, json_t *root);
 /* What sampling does where a request says nothing: generation_config.json, else OpenAI's values. */
 struct sampling_defaults {
     double temperature, top_p, min_p, repetition;
@@ -265,77 +192,77 @@ struct sampling_defaults {
 };
 struct sampling_defaults sampling_defaults(const struct server *s);
 /* Only continue_final_message and the choice of special tokens. */
-enum status gen_parse_turn(struct gen *g, json_t *root);
+enum status gen_parse_turn(struct generation *g, json_t *root);
 /* Refuses fields of other servers that would change the output. */
 /* Warns of the fields of `root` that are none of known[0..count), but nearly. With --log-level debug the log
  * names all others, too. */
-void gen_note_unknown(struct gen *g, json_t *root, const char *const *known, size_t count);
-enum status gen_parse_refused(struct gen *g, json_t *root);
+void gen_note_unknown(struct generation *g, json_t *root, const char *const *known, size_t count);
+enum status gen_parse_refused(struct generation *g, json_t *root);
 /* stop: a string or an array of them, or NULL; the field called `name`. */
-enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name);
+enum status gen_parse_stops(struct generation *g, json_t *stop, const char *name);
 /* Sets the tenant, from the API key or `user`, which may be NULL. */
-void gen_tenant(struct gen *g, json_t *user);
+void gen_tenant(struct generation *g, json_t *user);
 /* Only cache_salt: the name space of everything cached, including what /tokenize caches about images. */
-enum status gen_parse_salt(struct gen *g, json_t *root);
+enum status gen_parse_salt(struct generation *g, json_t *root);
 /* The name space of what is cached for a request: a hash of its cache_salt (len 0: none) and, with
  * --cache-scope key, its API key. All zero without either. */
 void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32]);
 /* Only mm_processor_kwargs. */
-enum status gen_parse_image_bounds(struct gen *g, json_t *root);
+enum status gen_parse_image_bounds(struct generation *g, json_t *root);
 
 /* input/format.c (worker) */
-enum status gen_parse_format(struct gen *g, json_t *root);
+enum status gen_parse_format(struct generation *g, json_t *root);
 /* A schema, or a schema as a string; path: static. */
-enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *out);
+enum status gen_schema(struct generation *g, json_t *v, const char *path, struct response_format *out);
 /* A format by type: for json_schema, `in` has schema, name, strict. Paths: static. */
 struct format_paths {
     const char *format, *type, *name, *strict;
 };
-enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths);
+enum status gen_format(struct generation *g, json_t *type, json_t *in, const struct format_paths *paths);
 /* input/constraint.c (worker): the constraint of response format and tool calls -> g->grammar if it is
  * cached, else g->compile. After the prompt is built. */
-enum status gen_constraint_make(struct gen *g);
+enum status gen_constraint_make(struct generation *g);
 /* Worker, with memory reserved: g->compile -> g->grammar. r->response.error on failure. */
-enum status gen_constraint_compile(struct gen *g);
-void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
+enum status gen_constraint_compile(struct generation *g);
+void gen_constraint_made(struct generation *g); /* g->compile is no longer needed */
 /* The field that requested the constraint. */
-const char *gen_constraint_param(const struct gen *g);
+const char *gen_constraint_param(const struct generation *g);
 /* Whose share of the memory for grammars it takes: one of several API keys; 0: the memory isn't shared. */
-uint64_t gen_grammar_tenant(const struct gen *g);
+uint64_t gen_grammar_tenant(const struct generation *g);
 extern const char gen_grammar_memory_full[];
-/* input/tools.c (worker): the fields of a chat -> g->tools, g->p.tool_choice. */
-enum status gen_parse_tools(struct gen *g, json_t *root);
+/* input/tools.c (worker): the fields of a chat -> g->q.tools, g->q.tool_choice. */
+enum status gen_parse_tools(struct generation *g, json_t *root);
 /* "auto", "none", "required". */
-enum status gen_choose(struct gen *g, json_t *word);
+enum status gen_choose(struct generation *g, json_t *word);
 /* nested: the tools are {"function": {"name"}}, else {"name"}. */
-enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested);
+enum status gen_choose_among(struct generation *g, json_t *mode, json_t *list, bool nested);
 /* Checks them, and decides whether the output is parsed for calls. */
-enum status gen_tools_resolve(struct gen *g);
+enum status gen_tools_resolve(struct generation *g);
 /* The fields of a chat for reasoning. */
-enum status gen_parse_reasoning(struct gen *g, json_t *root);
-enum status gen_effort_check(struct gen *g, json_t *v, const char *path);
+enum status gen_parse_reasoning(struct generation *g, json_t *root);
+enum status gen_effort_check(struct generation *g, json_t *v, const char *path);
 /* Sets up reasoning in the template variables and in the output; after the tools. */
-enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask);
+enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask);
 /* input/chat.c, input/prompt.c (worker). First step: the messages or the kind of prompt, and the URLs
  * to fetch: g->remote. */
-enum status gen_read_chat(struct gen *g, json_t *root);
+enum status gen_read_chat(struct generation *g, json_t *root);
 /* The same for other dialects: before and after they add their messages; r->at is set by the dialect. */
-enum status gen_read_begin(struct gen *g, struct chat_reader *r);
-enum status gen_read_added(struct gen *g);
-enum status gen_read_completion(struct gen *g, json_t *root);
+enum status gen_read_begin(struct generation *g, struct chat_reader *r);
+enum status gen_read_added(struct generation *g);
+enum status gen_read_completion(struct generation *g, json_t *root);
 const char *gen_infill_missing(const struct tokenizer *tok); /* a token that `suffix` needs; NULL: none */
 /* Second step, with the files: fill g->prompts, check the context length. ST_AGAIN: another job must go on.
  */
-enum status gen_prompt_chat(struct gen *g);
-enum status gen_prompt_completion(struct gen *g, json_t *root);
+enum status gen_prompt_chat(struct generation *g);
+enum status gen_prompt_completion(struct generation *g, json_t *root);
 /* Both steps for /tokenize: the ids of a chat. */
-enum status tokenize_read(struct gen *g, json_t *root);
-enum status tokenize_chat(struct gen *g);
+enum status tokenize_read(struct generation *g, json_t *root);
+enum status tokenize_chat(struct generation *g);
 /* The second step for /apply-template: the text, with markers for images. */
-enum status render_chat(struct gen *g, struct json_writer *o);
+enum status render_chat(struct generation *g, struct json_writer *o);
 /* input/chat_images.c */
 /* Any thread: adds decoded pixels to g's count and to the server's. False: over --image-memory; a request
  * that is the only one with pixels is not limited. */
-bool gen_pixels_account(struct gen *g, const struct image_prepared *p);
+bool gen_pixels_account(struct generation *g, const struct image_prepared *p);
 
 #endif

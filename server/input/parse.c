@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status refuse_if(struct gen *g, json_t *root, const char *name, const char *code, const char *why)
+static enum status refuse_if(struct generation *g, json_t *root, const char *name, const char *code,
+                             const char *why)
 {
     return field(root, name)
                ? api_fail(g->e, 400, code, name, "%s is not supported%s%s.", name, *why ? ": " : "", why)
@@ -23,12 +24,12 @@ static enum status refuse_if(struct gen *g, json_t *root, const char *name, cons
 
 /* ---- sampling ---- */
 
-static enum status parse_limits(struct gen *g, json_t *root)
+static enum status parse_limits(struct generation *g, json_t *root)
 {
-    struct gen_params *p = &g->p;
-    int64_t min = g->kind == GEN_COMPLETION && p->echo ? 0 : 1, v = 0;
+    struct inference_request *p = &g->q;
+    int64_t min = g->q.kind == GEN_COMPLETION && p->echo ? 0 : 1, v = 0;
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
-    for (size_t i = g->kind == GEN_CHAT ? 0 : 1; i < 3; i++) {
+    for (size_t i = g->q.kind == GEN_CHAT ? 0 : 1; i < 3; i++) {
         bool has = false;
         if (strcmp(names[i], "n_predict") == 0) { /* llama.cpp: -1 = no limit */
             if (field_int(g->e, root, names[i], -1, INT64_MAX, &v, &has)) return ST_INVALID;
@@ -41,7 +42,7 @@ static enum status parse_limits(struct gen *g, json_t *root)
             p->max_tokens = (uint64_t)v;
         }
     }
-    if (!p->has_max && g->kind == GEN_COMPLETION) {
+    if (!p->has_max && g->q.kind == GEN_COMPLETION) {
         p->has_max = true;
         p->max_tokens = 16;
     }
@@ -73,9 +74,9 @@ struct sampling_defaults sampling_defaults(const struct server *s)
     return out;
 }
 
-static enum status parse_sampling(struct gen *g, json_t *root)
+static enum status parse_sampling(struct generation *g, json_t *root)
 {
-    struct sampling_params *s = &g->p.sampling;
+    struct sampling_params *s = &g->q.sampling;
     struct sampling_defaults d = sampling_defaults(g->r->srv);
     double presence = 0, frequency = 0;
     int64_t n = 1;
@@ -85,15 +86,15 @@ static enum status parse_sampling(struct gen *g, json_t *root)
         field_int(g->e, root, "n", 1, (int64_t)g->ctx->opt->max_n, &n, NULL) ||
         field_num(g->e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
         field_num(g->e, root, "presence_penalty", -2, 2, &presence, NULL) ||
-        field_int(g->e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) ||
+        field_int(g->e, root, "seed", INT64_MIN, INT64_MAX, &g->q.seed, &has) ||
         field_int(g->e, root, "top_k", -1, INT32_MAX, &d.top_k, NULL) ||
         field_num(g->e, root, "min_p", 0, 1, &d.min_p, NULL) ||
         field_num(g->e, root, "repeat_penalty", 1e-6, 1e6, &d.repetition, NULL) ||
         field_num(g->e, root, "repetition_penalty", 1e-6, 1e6, &d.repetition, &has_rep)) {
         return ST_INVALID;
     }
-    g->p.n = (uint32_t)n;
-    g->p.has_seed = has && g->p.seed != -1;
+    g->q.n = (uint32_t)n;
+    g->q.has_seed = has && g->q.seed != -1;
     bool greedy = d.temperature < 1e-5;
     *s = (struct sampling_params){.temperature = greedy ? 0.0f : (float)fmax(d.temperature, 0.01),
                                   .top_p = greedy || d.top_p <= 0 ? 1.0f : (float)d.top_p,
@@ -114,7 +115,7 @@ static int bias_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static enum status parse_bias(struct gen *g, json_t *root)
+static enum status parse_bias(struct generation *g, json_t *root)
 {
     const struct hf_generation *d = &g->ctx->model->info->generation;
     bool use = strcmp(g->ctx->opt->generation_config, "auto") == 0;
@@ -129,9 +130,9 @@ static enum status parse_bias(struct gen *g, json_t *root)
     if (!(count + never)) return ST_OK;
     struct sampling_bias *list = calloc(count + never, sizeof *list);
     if (!list) return gen_nomem(g);
-    g->p.sampling.bias = list;
+    g->q.sampling.bias = list;
     for (uint32_t i = 0; i < never; i++)
-        list[g->p.sampling.bias_count++] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
+        list[g->q.sampling.bias_count++] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
     const char *key;
     json_t *v;
     json_object_foreach(map, key, v)
@@ -146,16 +147,16 @@ static enum status parse_bias(struct gen *g, json_t *root)
         if (!json_is_number(v))
             return api_fail(g->e, 400, "invalid_type", "logit_bias", "Values of logit_bias must be numbers.");
         double b = json_number_value(v);
-        list[g->p.sampling.bias_count++] =
+        list[g->q.sampling.bias_count++] =
             (struct sampling_bias){.id = (uint32_t)id, .bias = (float)fmax(-100, fmin(100, b))};
     }
-    qsort(list, g->p.sampling.bias_count, sizeof *list, bias_order);
+    qsort(list, g->q.sampling.bias_count, sizeof *list, bias_order);
     return ST_OK;
 }
 
 /* Token ids, each once; *ids: owned by the caller, NULL if there are none. */
-static enum status parse_ids(struct gen *g, json_t *list, const char *path, uint32_t most, uint32_t **ids,
-                             uint32_t *count)
+static enum status parse_ids(struct generation *g, json_t *list, const char *path, uint32_t most,
+                             uint32_t **ids, uint32_t *count)
 {
     if (!list) return ST_OK;
     if (!json_is_array(list)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an array.", path);
@@ -181,11 +182,11 @@ static enum status parse_ids(struct gen *g, json_t *list, const char *path, uint
 
 /* no_repeat_ngram_size as in transformers, and what the logits processors of MinerU (the same, over generated
  * tokens) and DeepSeek-OCR (within a window of them) read in vllm_xargs. */
-static enum status parse_ngrams(struct gen *g, json_t *root)
+static enum status parse_ngrams(struct generation *g, json_t *root)
 {
     static const char *const keys[] = {"debug", "ngram_size", "no_repeat_ngram_size", "whitelist_token_ids",
                                        "window_size"};
-    struct sampling_ngrams *s = &g->p.sampling.ngrams;
+    struct sampling_ngrams *s = &g->q.sampling.ngrams;
     json_t *args = field(root, "vllm_xargs");
     int64_t size = 0, window = 0;
     bool has = false;
@@ -216,7 +217,7 @@ static enum status parse_ngrams(struct gen *g, json_t *root)
 
 /* ---- stops ---- */
 
-enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name)
+enum status gen_parse_stops(struct generation *g, json_t *stop, const char *name)
 {
     if (!stop) return ST_OK;
     bool many = json_is_array(stop), indexed = strcmp(name, "stop") != 0; /* OpenAI names the field alone */
@@ -224,9 +225,9 @@ enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name)
     if (count > LIMIT_STOPS)
         return api_fail(g->e, 400, "invalid_value", name, "%s has more than %u strings.", name, LIMIT_STOPS);
     if (!count) return ST_OK;
-    g->p.stops = calloc(count, sizeof *g->p.stops);
-    if (!g->p.stops) return gen_nomem(g);
-    g->p.stop_list = json_incref(stop);
+    g->q.stops = calloc(count, sizeof *g->q.stops);
+    if (!g->q.stops) return gen_nomem(g);
+    g->q.stop_list = json_incref(stop);
     for (size_t i = 0; i < count; i++) {
         json_t *s = many ? json_array_get(stop, i) : stop;
         size_t len = json_string_length(s);
@@ -238,16 +239,16 @@ enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name)
         if (!len || len > LIMIT_STOP_BYTES)
             return api_fail(g->e, 400, "invalid_value", path, "Each string of %s must have 1 to %u bytes.",
                             name, LIMIT_STOP_BYTES);
-        g->p.stops[g->p.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
+        g->q.stops[g->q.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
     }
-    return stop_set_create(g->p.stops, g->p.stop_count, &g->stops) ? gen_nomem(g) : ST_OK;
+    return stop_set_create(g->q.stops, g->q.stop_count, &g->stops) ? gen_nomem(g) : ST_OK;
 }
 
 /* ---- reported values ---- */
 
-static enum status parse_stream(struct gen *g, json_t *root)
+static enum status parse_stream(struct generation *g, json_t *root)
 {
-    struct gen_params *p = &g->p;
+    struct inference_request *p = &g->q;
     if (field_bool(g->e, root, "stream", &p->stream)) return ST_INVALID;
     p->include_usage = g->ctx->opt->always_include_usage;
     json_t *o = field(root, "stream_options");
@@ -271,12 +272,12 @@ static enum status parse_stream(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-static enum status parse_logprobs(struct gen *g, json_t *root)
+static enum status parse_logprobs(struct generation *g, json_t *root)
 {
-    struct gen_params *p = &g->p;
+    struct inference_request *p = &g->q;
     int64_t v = p->logprobs_top;
     bool has = false;
-    if (g->kind == GEN_CHAT) {
+    if (g->q.kind == GEN_CHAT) {
         if (field_bool(g->e, root, "logprobs", &p->logprobs) ||
             field_int(g->e, root, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has))
             return ST_INVALID;
@@ -299,7 +300,7 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
         p->sampling.prompt_logprobs = (uint32_t)v;
         if (p->stream) p->prompt_logprobs = false;
     }
-    if (g->kind == GEN_COMPLETION && p->echo && p->logprobs) {
+    if (g->q.kind == GEN_COMPLETION && p->echo && p->logprobs) {
         uint32_t now = p->sampling.prompt_logprobs;
         if (now == SAMPLING_NO_LOGPROBS || now < p->logprobs_top)
             p->sampling.prompt_logprobs = p->logprobs_top;
@@ -307,10 +308,10 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-enum status gen_parse_turn(struct gen *g, json_t *root)
+enum status gen_parse_turn(struct generation *g, json_t *root)
 {
-    struct gen_params *p = &g->p;
-    p->add_special_tokens = g->kind == GEN_COMPLETION;
+    struct inference_request *p = &g->q;
+    p->add_special_tokens = g->q.kind == GEN_COMPLETION;
     p->add_generation_prompt = true;
     bool has_add = field(root, "add_generation_prompt") != NULL;
     if (field_bool(g->e, root, "add_special_tokens", &p->add_special_tokens) ||
@@ -324,9 +325,9 @@ enum status gen_parse_turn(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-static enum status parse_output(struct gen *g, json_t *root)
+static enum status parse_output(struct generation *g, json_t *root)
 {
-    struct gen_params *p = &g->p;
+    struct inference_request *p = &g->q;
     bool no_trim = false, ignored = true;
     p->skip_special = true;
     if (field_bool(g->e, root, "echo", &p->echo) || field_bool(g->e, root, "ignore_eos", &p->ignore_eos) ||
@@ -347,7 +348,7 @@ static enum status parse_output(struct gen *g, json_t *root)
     if (field_int(g->e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
     p->service_tier = field(root, "service_tier") != NULL;
     p->parallel_calls = true;
-    if (g->kind == GEN_CHAT && field_bool(g->e, root, "parallel_tool_calls", &p->parallel_calls))
+    if (g->q.kind == GEN_CHAT && field_bool(g->e, root, "parallel_tool_calls", &p->parallel_calls))
         return ST_INVALID;
     return field_bool(g->e, root, "return_cache_info", &p->return_cache_info) ||
                    field_bool(g->e, root, "timings_per_token", &p->timings) ||
@@ -383,23 +384,23 @@ void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out
     crypto_hash_sha256_final(&h, out);
 }
 
-enum status gen_parse_salt(struct gen *g, json_t *root)
+enum status gen_parse_salt(struct generation *g, json_t *root)
 {
     json_t *salt = field(root, "cache_salt");
-    gen_salt(g->r, "", 0, g->p.salt);
+    gen_salt(g->r, "", 0, g->caller.salt);
     if (!salt) return ST_OK;
     if (!json_is_string(salt))
         return api_fail(g->e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
     if (!json_string_length(salt) || json_string_length(salt) > 1024) {
         return api_fail(g->e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
     }
-    gen_salt(g->r, json_string_value(salt), json_string_length(salt), g->p.salt);
+    gen_salt(g->r, json_string_value(salt), json_string_length(salt), g->caller.salt);
     return ST_OK;
 }
 
 /* Fairness is between API keys; with one key or none, between values of `user`; without either between
  * addresses. With several keys `user` is ignored: nobody gets a larger share by inventing names. */
-void gen_tenant(struct gen *g, json_t *user)
+void gen_tenant(struct generation *g, json_t *user)
 {
     static const char purpose[] = "kvasir tenant";
     const struct request *r = g->r;
@@ -412,13 +413,13 @@ void gen_tenant(struct gen *g, json_t *user)
     hash_part(&h, r->http.key, r->http.has_key ? sizeof r->http.key : 0);
     hash_part(&h, name, by_user ? json_string_length(user) : strlen(name));
     crypto_hash_sha256_final(&h, digest);
-    memcpy(&g->p.tenant, digest, sizeof g->p.tenant);
-    if (!g->p.tenant) g->p.tenant = 1;
+    memcpy(&g->caller.tenant, digest, sizeof g->caller.tenant);
+    if (!g->caller.tenant) g->caller.tenant = 1;
 }
 
 /* ---- rejected fields ---- */
 
-enum status gen_parse_refused(struct gen *g, json_t *root)
+enum status gen_parse_refused(struct generation *g, json_t *root)
 {
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
@@ -452,7 +453,7 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
                    {"grammar_lazy", 0},
                    {"return_hidden_states", 0}};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
-        if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
+        if (g->q.kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
     }
     for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) {
@@ -462,7 +463,7 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
             continue;
         if (refuse_if(g, root, containers[i], "unsupported_parameter", "")) return ST_INVALID;
     }
-    if (g->kind == GEN_COMPLETION &&
+    if (g->q.kind == GEN_COMPLETION &&
         (refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "") ||
          refuse_if(g, root, "thinking_token_budget", "unsupported_parameter", "")))
         return ST_INVALID;
@@ -484,12 +485,12 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
     int64_t best = 0;
     bool has = false;
     if (field_int(g->e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
-    if (has && best > 1 && best != (int64_t)g->p.n)
+    if (has && best > 1 && best != (int64_t)g->q.n)
         return api_fail(g->e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
     return ST_OK;
 }
 
-void gen_note_unknown(struct gen *g, json_t *root, const char *const *known, size_t count)
+void gen_note_unknown(struct generation *g, json_t *root, const char *const *known, size_t count)
 {
     enum { WARNINGS_MAX = 8, LOOKED_AT_MAX = 64 };
     const char *key;
@@ -514,7 +515,7 @@ void gen_note_unknown(struct gen *g, json_t *root, const char *const *known, siz
 
 /* All fields that OpenAI's API or another server documents, whether they have an effect here or not. Other
  * fields are ignored as well, because many clients send fields of their own. */
-static void note_unknown(struct gen *g, json_t *root)
+static void note_unknown(struct generation *g, json_t *root)
 {
     static const char *const known[] = {
         /* OpenAI's */
@@ -546,16 +547,16 @@ static void note_unknown(struct gen *g, json_t *root)
     gen_note_unknown(g, root, known, sizeof known / sizeof *known);
 }
 
-enum status gen_parse(struct gen *g, json_t *root)
+enum status gen_parse(struct generation *g, json_t *root)
 {
-    bool chat = g->kind == GEN_CHAT;
+    bool chat = g->q.kind == GEN_CHAT;
     note_unknown(g, root);
     gen_tenant(g, field(root, "user"));
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
         parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop"), "stop") ||
         parse_bias(g, root) || parse_ngrams(g, root) || parse_logprobs(g, root) ||
-        parse_ids(g, field(root, "stop_token_ids"), "stop_token_ids", LIMIT_STOP_IDS, &g->p.stop_ids,
-                  &g->p.stop_id_count) ||
+        parse_ids(g, field(root, "stop_token_ids"), "stop_token_ids", LIMIT_STOP_IDS, &g->q.stop_ids,
+                  &g->q.stop_id_count) ||
         gen_parse_format(g, root) || gen_parse_refused(g, root)) {
         return ST_INVALID;
     }

@@ -14,16 +14,16 @@
 
 /* Above the context, so that the message for a moderate excess can name the exact number; not far, so that
  * more costs no time. What is truncated is tokenized first, and clients count to learn what to cut. */
-uint32_t gen_ids_max(const struct gen *g)
+uint32_t gen_ids_max(const struct generation *g)
 {
     uint64_t context = g->ctx->model->caps.context_max;
-    uint64_t m = g->p.has_truncate || g->counting ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
+    uint64_t m = g->q.has_truncate || g->counting ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
     return m > (1u << 28) ? 1u << 28 : (uint32_t)m;
 }
 
-enum status gen_too_long(struct gen *g)
+enum status gen_too_long(struct generation *g)
 {
-    const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
+    const char *what = g->q.kind == GEN_CHAT ? "messages" : "prompt";
     return api_fail(g->e, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
@@ -31,10 +31,10 @@ enum status gen_too_long(struct gen *g)
                     g->ctx->model->caps.context_max, what, gen_ids_max(g), what);
 }
 
-enum status gen_prompts_new(struct gen *g, size_t count)
+enum status gen_prompts_new(struct generation *g, size_t count)
 {
     const char *name = gen_source(g);
-    if (count > LIMIT_PROMPTS || count * g->p.n > LIMIT_CHOICES)
+    if (count > LIMIT_PROMPTS || count * g->q.n > LIMIT_CHOICES)
         return api_fail(g->e, 400, "invalid_value", name,
                         "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS,
                         LIMIT_CHOICES);
@@ -43,7 +43,7 @@ enum status gen_prompts_new(struct gen *g, size_t count)
     return g->prompts ? ST_OK : gen_nomem(g);
 }
 
-enum status gen_generates(struct gen *g)
+enum status gen_generates(struct generation *g)
 {
     const struct model_info *info = g->ctx->model->info;
     if (info->retrieval.classifier[0])
@@ -55,26 +55,26 @@ enum status gen_generates(struct gen *g)
                     "This model generates no text: use /v1/embeddings.");
 }
 
-static enum status context_check(struct gen *g, const struct gen_prompt *p)
+static enum status context_check(struct generation *g, const struct gen_prompt *p)
 {
     uint64_t m = g->ctx->model->caps.context_max, count = p->prompt.token_count;
-    const char *what = g->kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
-    if (g->p.max_tokens_fit && g->p.has_max && count < m && g->p.max_tokens > m - count) {
-        g->p.max_tokens_cut = g->p.max_tokens - (m - count);
-        g->p.max_tokens = m - count;
+    const char *what = g->q.kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
+    if (g->q.max_tokens_fit && g->q.has_max && count < m && g->q.max_tokens > m - count) {
+        g->max_tokens_cut = g->q.max_tokens - (m - count);
+        g->q.max_tokens = m - count;
     }
-    bool scoring = g->p.has_max && g->p.max_tokens == 0;
-    if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
-        unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
+    bool scoring = g->q.has_max && g->q.max_tokens == 0;
+    if (g->q.has_max && (g->q.max_tokens > m || count + g->q.max_tokens > m || (count >= m && !scoring))) {
+        unsigned long long r = g->q.max_tokens; /* at most 2^63 - 1 */
         return api_fail(g->e, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, you requested %llu "
                         "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
                         (unsigned long long)m, (unsigned long long)count + r, (unsigned long long)count,
-                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
+                        g->q.kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->ctx->model->caps;
-    if (!g->p.pooling && gen_generates(g)) return ST_INVALID;
+    if (!g->q.pooling && gen_generates(g)) return ST_INVALID;
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
         return api_fail(
             g->e, 400, "context_length_exceeded", param,
@@ -92,15 +92,15 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
     return ST_OK;
 }
 
-static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
+static enum status truncate_tokens(struct generation *g, struct gen_prompt *p)
 {
-    if (!g->p.has_truncate) return ST_OK;
+    if (!g->q.has_truncate) return ST_OK;
     if (prompt_image(&p->prompt, 0) < p->prompt.span_count) {
         return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
-    uint64_t m = g->ctx->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
-    uint64_t keep = g->p.truncate > 0 ? (uint64_t)g->p.truncate : m > reserve ? m - reserve : 1;
+    uint64_t m = g->ctx->model->caps.context_max, reserve = g->q.has_max ? g->q.max_tokens : 1;
+    uint64_t keep = g->q.truncate > 0 ? (uint64_t)g->q.truncate : m > reserve ? m - reserve : 1;
     if (p->prompt.token_count <= keep) return ST_OK;
     uint32_t drop = p->prompt.token_count - (uint32_t)keep;
     memmove(p->prompt.tokens, p->prompt.tokens + drop, (size_t)keep * sizeof *p->prompt.tokens);
@@ -112,7 +112,7 @@ static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
 }
 
 /* A classifier's last token is the last that is no padding; or the first, if all are. */
-static void padding_cut(const struct gen *g, struct gen_prompt *p)
+static void padding_cut(const struct generation *g, struct gen_prompt *p)
 {
     const struct model_retrieval *how = &g->ctx->model->info->retrieval;
     struct prompt *of = &p->prompt;
@@ -120,7 +120,7 @@ static void padding_cut(const struct gen *g, struct gen_prompt *p)
     while (padded && of->token_count > 1 && of->tokens[of->token_count - 1] == how->pad_id) of->token_count--;
 }
 
-enum status gen_prompt_made(struct gen *g, struct gen_prompt *p)
+enum status gen_prompt_made(struct generation *g, struct gen_prompt *p)
 {
     enum status st = truncate_tokens(g, p);
     if (st) return st;
@@ -152,12 +152,12 @@ const char *gen_infill_missing(const struct tokenizer *tok)
 
 /* After the middle they start another file or end the text; both end the output. Not all checkpoints list
  * these tokens as EOS tokens. */
-static enum status infill_ends(struct gen *g)
+static enum status infill_ends(struct generation *g)
 {
     static const char *const more[] = {"<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
                                        "<|file_separator|>"};
     enum { MARKS = sizeof infill_marks / sizeof *infill_marks, MORE = sizeof more / sizeof *more };
-    struct gen_params *p = &g->p;
+    struct inference_request *p = &g->q;
     if (p->ignore_eos) return ST_OK;
     uint32_t *ids = realloc(p->stop_ids, (p->stop_id_count + MARKS + MORE) * sizeof *ids);
     if (!ids) return gen_nomem(g);
@@ -172,7 +172,7 @@ static enum status infill_ends(struct gen *g)
     return ST_OK;
 }
 
-static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
+static enum status infill_check(struct generation *g, json_t *suffix, json_t *prompt)
 {
     if (!suffix) return ST_OK;
     if (!json_is_string(suffix))
@@ -182,8 +182,8 @@ static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
     if (missing)
         return api_fail(g->e, 400, "unsupported_parameter", "suffix",
                         "suffix is not supported: this model's vocabulary has no %s.", missing);
-    if (g->p.echo) return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with suffix.");
-    if (g->p.has_truncate)
+    if (g->q.echo) return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with suffix.");
+    if (g->q.has_truncate)
         return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with suffix.");
     bool texts = json_is_string(prompt) || json_is_array(prompt);
@@ -194,7 +194,7 @@ static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
     return infill_ends(g);
 }
 
-static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const char *path,
+static enum status text_prompt(struct generation *g, json_t *s, json_t *suffix, const char *path,
                                struct gen_prompt *p)
 {
     const struct tokenizer *tok = g->ctx->model->tok;
@@ -208,7 +208,7 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
     bool infill = json_string_length(suffix) > 0;
     struct tok_ids ids = {0};
     struct err err = {0};
-    enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->p.add_special_tokens,
+    enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->q.add_special_tokens,
                                 gen_ids_max(g), &ids, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(g->e, st, path, &err);
@@ -218,7 +218,7 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
     }
     p->prompt.tokens = ids.ids; /* malloc'd by the tokenizer, freed by prompt_free */
     p->prompt.token_count = (uint32_t)ids.count;
-    if (g->p.echo) {
+    if (g->q.echo) {
         p->text = malloc(run.len + 1);
         if (!p->text) return gen_nomem(g);
         memcpy(p->text, run.text, run.len);
@@ -228,7 +228,7 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
     return ST_OK;
 }
 
-static enum status ids_prompt(struct gen *g, json_t *list, const char *path, struct gen_prompt *p)
+static enum status ids_prompt(struct generation *g, json_t *list, const char *path, struct gen_prompt *p)
 {
     size_t count = json_array_size(list);
     const struct model *m = g->ctx->model;
@@ -246,11 +246,11 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
         }
         p->prompt.tokens[p->prompt.token_count++] = (uint32_t)id;
     }
-    if (!g->p.echo) return ST_OK;
+    if (!g->q.echo) return ST_OK;
     struct detok d;
     struct buf text;
     buf_init(&text, 256u << 20);
-    detok_init(&d, m->tok, g->p.skip_special);
+    detok_init(&d, m->tok, g->q.skip_special);
     enum status st = ST_OK;
     for (size_t i = 0; i < count && !st; i++) st = detok_push(&d, p->prompt.tokens[i], &text);
     if (!st) st = detok_flush(&d, &text);
@@ -264,7 +264,7 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     return ST_OK;
 }
 
-static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const char *path,
+static enum status one_prompt(struct generation *g, json_t *v, json_t *suffix, const char *path,
                               struct gen_prompt *p)
 {
     enum status st = json_is_string(v)  ? text_prompt(g, v, suffix, path, p)
@@ -280,7 +280,7 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     return gen_prompt_made(g, p);
 }
 
-enum status gen_read_completion(struct gen *g, json_t *root)
+enum status gen_read_completion(struct generation *g, json_t *root)
 {
     json_t *v = field(root, "prompt");
     if (!v) return api_fail(g->e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
@@ -292,11 +292,11 @@ enum status gen_read_completion(struct gen *g, json_t *root)
     return json_is_object(json_array_get(v, 0)) ? gen_read_parts(g, v) : ST_OK;
 }
 
-enum status gen_prompt_completion(struct gen *g, json_t *root)
+enum status gen_prompt_completion(struct generation *g, json_t *root)
 {
     const char *name = gen_source(g);
     json_t *v = field(root, name), *suffix = g->dialect && !g->dialect->delta ? NULL : field(root, "suffix");
-    if (g->messages.list) return gen_prompt_parts(g);
+    if (g->q.messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(g->e, 400, "empty_array", name, "%s is empty.", name);

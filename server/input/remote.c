@@ -15,13 +15,13 @@ static bool has_scheme(const char *url, size_t len, const char *scheme)
     return len > n && strncasecmp(url, scheme, n) == 0 && url[n] == ':';
 }
 
-static bool is_remote(const struct gen *g, const char *url, size_t len)
+static bool is_remote(const struct generation *g, const char *url, size_t len)
 {
     return g->ctx->fetcher && (has_scheme(url, len, "http") || has_scheme(url, len, "https"));
 }
 
 /* One URL of a part: registers it, or takes its result. */
-static enum status one_url(struct gen *g, const struct image_ref *ref, const char *url, size_t len)
+static enum status one_url(struct generation *g, const struct image_ref *ref, const char *url, size_t len)
 {
     if (!is_remote(g, url, len)) return ST_OK;
     if (g->fetched) {
@@ -36,11 +36,11 @@ static enum status one_url(struct gen *g, const struct image_ref *ref, const cha
     return st ? gen_nomem(g) : ST_OK;
 }
 
-enum status gen_remote(struct gen *g)
+enum status gen_remote(struct generation *g)
 {
     enum status st = ST_OK;
-    for (size_t i = 0; i < g->messages.image_count && !st; i++) {
-        const struct image_ref *ref = &g->messages.images[i];
+    for (size_t i = 0; i < g->q.messages.image_count && !st; i++) {
+        const struct image_ref *ref = &g->q.messages.images[i];
         if (!ref->frames) st = one_url(g, ref, ref->url, ref->url_len);
         for (size_t k = 0; k < json_array_size(ref->frames) && !st; k++) {
             const json_t *url = json_array_get(ref->frames, k);
@@ -50,14 +50,14 @@ enum status gen_remote(struct gen *g)
     return st;
 }
 
-void gen_remote_end(struct gen *g)
+void gen_remote_end(struct generation *g)
 {
     fetch_job_free(g->remote);
     g->remote = NULL;
 }
 
-enum image_error gen_file(const struct gen *g, const char *url, size_t len, const struct image_limits *limits,
-                          uint8_t **bytes, size_t *n, struct err *err)
+enum image_error gen_file(const struct generation *g, const char *url, size_t len,
+                          const struct image_limits *limits, uint8_t **bytes, size_t *n, struct err *err)
 {
     if (g->ctx->media_dir && has_scheme(url, len, "file"))
         return local_read(g->ctx->media_dir, url, len, limits->encoded_bytes_max, bytes, n, err);

@@ -7,12 +7,12 @@
 #include "server/chat/messages.h"
 #include "server/input/input.h"
 
-/* First step: adds the URLs of g->messages that must be fetched to g->remote. Second step: fails if one could
- * not be fetched. */
-enum status gen_remote(struct gen *g);
-void gen_remote_end(struct gen *g); /* the files are no longer needed */
+/* First step: adds the URLs of g->q.messages that must be fetched to g->remote. Second step: fails if one
+ * could not be fetched. */
+enum status gen_remote(struct generation *g);
+void gen_remote_end(struct generation *g); /* the files are no longer needed */
 /* The bytes of one URL; *bytes is malloc'd, set with IMAGE_OK. */
-enum image_error gen_file(const struct gen *g, const char *url, size_t len, const struct image_limits *limits,
-                          uint8_t **bytes, size_t *n, struct err *err);
+enum image_error gen_file(const struct generation *g, const char *url, size_t len,
+                          const struct image_limits *limits, uint8_t **bytes, size_t *n, struct err *err);
 
 #endif

@@ -13,7 +13,7 @@
 /* ---- tools ---- */
 
 /* OpenAI's limits in its chat completions; those of MCP, which the other dialects' clients pass on. */
-static bool name_ok(const struct gen *g, const char *s)
+static bool name_ok(const struct generation *g, const char *s)
 {
     static const char chars[] = ".ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
     size_t n = strlen(s);
@@ -28,7 +28,7 @@ static bool may_be_object(const json_t *type)
     return !type || json_is(type, "object");
 }
 
-static enum status function_check(struct gen *g, json_t *f, const char *path)
+static enum status function_check(struct generation *g, json_t *f, const char *path)
 {
     json_t *name = field(f, "name"), *parameters = field(f, "parameters"),
            *description = field(f, "description"), *strict = field(f, "strict");
@@ -60,7 +60,7 @@ static json_t *tool_name(json_t *tools, size_t i)
     return field(field(json_array_get(tools, i), "function"), "name");
 }
 
-static enum status tools_check(struct gen *g, json_t *tools)
+static enum status tools_check(struct generation *g, json_t *tools)
 {
     char path[64];
     for (size_t i = 0; i < json_array_size(tools); i++) {
@@ -91,7 +91,7 @@ static bool offered(json_t *tools, const json_t *name)
     return false;
 }
 
-enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested)
+enum status gen_choose_among(struct generation *g, json_t *mode, json_t *list, bool nested)
 {
     if (mode && !json_is(mode, "auto") && !json_is(mode, "required"))
         return api_fail(g->e, 400, "invalid_value", "tool_choice",
@@ -104,25 +104,25 @@ enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nes
                 g->e, 400, "invalid_value", "tool_choice",
                 "The tools of allowed_tools are {\"type\": \"function\", \"function\": {\"name\"}}.");
     }
-    g->p.tool_choice.allowed = list;
-    g->p.tool_choice.required = json_is(mode, "required");
+    g->q.tool_choice.allowed = list;
+    g->q.tool_choice.required = json_is(mode, "required");
     return ST_OK;
 }
 
-enum status gen_choose(struct gen *g, json_t *word)
+enum status gen_choose(struct generation *g, json_t *word)
 {
     if (!word) return ST_OK;
     if (!json_is_string(word))
         return api_fail(g->e, 400, "invalid_type", "tool_choice",
                         "tool_choice must be a string or an object.");
-    g->p.tool_choice.none = json_is(word, "none");
-    g->p.tool_choice.required = json_is(word, "required");
-    if (g->p.tool_choice.none || g->p.tool_choice.required || json_is(word, "auto")) return ST_OK;
+    g->q.tool_choice.none = json_is(word, "none");
+    g->q.tool_choice.required = json_is(word, "required");
+    if (g->q.tool_choice.none || g->q.tool_choice.required || json_is(word, "auto")) return ST_OK;
     return api_fail(g->e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
                     json_string_value(word));
 }
 
-static enum status choice_object(struct gen *g, json_t *choice)
+static enum status choice_object(struct generation *g, json_t *choice)
 {
     json_t *type = field(choice, "type"), *name = field(field(choice, "function"), "name");
     if (type && !json_is_string(type))
@@ -141,31 +141,31 @@ static enum status choice_object(struct gen *g, json_t *choice)
                         json_string_value(type));
     if (!json_is_string(name))
         return api_fail(g->e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
-    g->p.tool_choice.name = name;
+    g->q.tool_choice.name = name;
     return ST_OK;
 }
 
-enum status gen_parse_tools(struct gen *g, json_t *root)
+enum status gen_parse_tools(struct generation *g, json_t *root)
 {
     json_t *choice = field(root, "tool_choice");
-    g->tools = json_incref(field(root, "tools"));
+    g->q.tools = json_incref(field(root, "tools"));
     return json_is_object(choice) ? choice_object(g, choice) : gen_choose(g, choice);
 }
 
 /* tool_choice, restricted to the given tools. */
-static enum status choice_check(struct gen *g)
+static enum status choice_check(struct generation *g)
 {
-    struct tool_choice *f = &g->p.tool_choice;
-    bool some = json_array_size(g->tools) > 0, chosen = f->name || f->allowed;
-    if ((chosen && !some) || (f->required && !g->tools))
+    struct tool_choice *f = &g->q.tool_choice;
+    bool some = json_array_size(g->q.tools) > 0, chosen = f->name || f->allowed;
+    if ((chosen && !some) || (f->required && !g->q.tools))
         return api_fail(g->e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-    if (f->name && !offered(g->tools, f->name))
+    if (f->name && !offered(g->q.tools, f->name))
         return api_fail(g->e, 400, "invalid_value", "tool_choice",
                         "tool_choice names an unknown function '%.64s'.", json_string_value(f->name));
     for (size_t i = 0; i < json_array_size(f->allowed); i++) {
         json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
         json_t *name = field(in ? in : one, "name"); /* a hosted tool has none */
-        if (name && !offered(g->tools, name))
+        if (name && !offered(g->q.tools, name))
             return api_fail(g->e, 400, "invalid_value", "tool_choice",
                             "allowed_tools has a tool that is not in tools.");
     }
@@ -174,10 +174,10 @@ static enum status choice_check(struct gen *g)
     return ST_OK;
 }
 
-enum status gen_tools_resolve(struct gen *g)
+enum status gen_tools_resolve(struct generation *g)
 {
     const struct model *m = g->ctx->model;
-    json_t *tools = g->tools;
+    json_t *tools = g->q.tools;
     if (tools && !json_is_array(tools))
         return api_fail(g->e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
@@ -185,7 +185,7 @@ enum status gen_tools_resolve(struct gen *g)
     if (tools_check(g, tools) || choice_check(g)) return ST_INVALID;
     /* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing
      * is parsed. */
-    if (!json_array_size(tools) || g->p.tool_choice.none) return ST_OK;
+    if (!json_array_size(tools) || g->q.tool_choice.none) return ST_OK;
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
         return api_fail(
@@ -201,17 +201,17 @@ enum status gen_tools_resolve(struct gen *g)
             "form that it knows (docs/http.md), or use tool_choice \"none\".",
             m->info->family);
     }
-    g->p.calls = caps->calls;
-    g->p.named_call = g->p.tool_choice.named != NULL;
-    g->p.must_call = g->p.tool_choice.required;
-    if (!(g->p.tool_types = tool_types_create(tools))) return gen_nomem(g);
+    g->rules.calls = caps->calls;
+    g->rules.named_call = g->q.tool_choice.named != NULL;
+    g->rules.must_call = g->q.tool_choice.required;
+    if (!(g->rules.tool_types = tool_types_create(tools))) return gen_nomem(g);
     return ST_OK;
 }
 
 /* ---- reasoning ---- */
 
 /* Variables for the template; chat_template_kwargs of the client takes precedence. */
-static bool variables_set(struct gen *g, const struct reasoning_ask *a)
+static bool variables_set(struct generation *g, const struct reasoning_ask *a)
 {
     json_t *all = a->variables ? json_copy(a->variables) : json_object();
     bool ok = all != NULL, think = a->enabled ? json_is_true(a->enabled) : !json_is(a->effort, "none");
@@ -221,32 +221,32 @@ static bool variables_set(struct gen *g, const struct reasoning_ask *a)
         ok = !json_object_set(all, "reasoning_effort", a->effort);
     if (ok && a->verbosity && !json_object_get(all, "verbosity"))
         ok = !json_object_set(all, "verbosity", a->verbosity);
-    g->variables = all;
+    g->q.variables = all;
     return ok;
 }
 
 /* The limit on reasoning tokens, after its tags are set; v NULL: none. */
-static enum status thinking_budget(struct gen *g, json_t *v, const char *param)
+static enum status thinking_budget(struct generation *g, json_t *v, const char *param)
 {
     const struct tokenizer *tok = g->ctx->model->tok;
-    enum reasoning_syntax syntax = g->p.reasoning_syntax;
+    enum reasoning_syntax syntax = g->rules.reasoning_syntax;
     const char *close = reasoning_close(syntax);
     int64_t budget;
     if (!v) return ST_OK;
     if (!json_to_int(v, &budget)) /* checked before, where there is no param */
         return api_fail(g->e, 400, "invalid_type", param, "%s must be an integer.", param ? param : "");
     if (budget < 0) return api_fail(g->e, 400, "invalid_value", param, "%s must be at least 0.", param);
-    if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
-    if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))
+    if (g->rules.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
+    if (!tok_id_of(tok, close, strlen(close), &g->rules.think.close))
         return param ? api_fail(g->e, 400, "unsupported_parameter", param,
                                 "%s needs a model with a token for \"%s\"; this one has none.", param, close)
                      : ST_OK;
-    g->p.think.limited = true;
-    g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
+    g->rules.think.limited = true;
+    g->rules.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
     return ST_OK;
 }
 
-enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
+enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask)
 {
     const struct model *m = g->ctx->model;
     const char *key;
@@ -261,16 +261,17 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
                         "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
     }
     if (!variables_set(g, ask)) return gen_nomem(g);
-    const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, json_array_size(g->tools) > 0) : NULL;
-    g->p.reasoning_syntax = caps ? caps->reasoning : REASONING_THINK;
-    g->p.reasoning = !caps || !caps->think ? REASONING_NONE
-                     : ask->drop           ? REASONING_DROP
-                     : ask->inline_        ? REASONING_CONTENT
-                                           : REASONING_FIELD;
+    const struct template_caps *caps =
+        m->tmpl ? template_caps(m->tmpl, json_array_size(g->q.tools) > 0) : NULL;
+    g->rules.reasoning_syntax = caps ? caps->reasoning : REASONING_THINK;
+    g->rules.reasoning = !caps || !caps->think ? REASONING_NONE
+                         : ask->drop           ? REASONING_DROP
+                         : ask->inline_        ? REASONING_CONTENT
+                                               : REASONING_FIELD;
     return thinking_budget(g, ask->budget, ask->budget_path);
 }
 
-enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
+enum status gen_effort_check(struct generation *g, json_t *v, const char *path)
 {
     if (!v) return ST_OK;
     if (!json_is_string(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be a string.", path);
@@ -279,7 +280,7 @@ enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
                     json_string_value(v));
 }
 
-enum status gen_parse_reasoning(struct gen *g, json_t *root)
+enum status gen_parse_reasoning(struct generation *g, json_t *root)
 {
     json_t *reasoning = field(root, "reasoning");
     struct reasoning_ask ask = {.effort = field(root, "reasoning_effort"),

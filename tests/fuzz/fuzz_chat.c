@@ -40,12 +40,12 @@ static bool set_up(void)
 static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
 {
     struct request *r = calloc(1, sizeof *r);
-    struct gen *g = calloc(1, sizeof *g);
+    struct generation *g = calloc(1, sizeof *g);
     if (!r || !g) abort();
     *r = (struct request){.srv = server, .gen = g};
     r->response.share = share_take(&server->shares, 0);
     buf_init(&r->response.out, SIZE_MAX / 4);
-    *g = (struct gen){.r = r, .ctx = &r->srv->ctx, .e = &r->response.error, .kind = kind, .p.n = 1};
+    *g = (struct generation){.r = r, .ctx = &r->srv->ctx, .e = &r->response.error, .q.kind = kind, .q.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
         !request_model_check(r, g->root) && !gen_parse(g, g->root) &&

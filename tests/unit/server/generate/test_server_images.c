@@ -88,7 +88,7 @@ struct world {
     struct model model;
     struct model_info info;
     struct request r;
-    struct gen g;
+    struct generation g;
     struct gen_prompt prompt;
     struct gen_image images[IMAGES];
     struct choice choice;
@@ -148,13 +148,13 @@ static void world_open(struct world *w)
     w->r.response.share = share_take(&w->srv.shares, 1);
     w->loop.workers = (struct workers){.uv = &w->loop.uv, .count = 2};
     w->r.gen = &w->g;
-    w->g = (struct gen){.r = &w->r,
-                        .ctx = &w->srv.ctx,
-                        .e = &w->r.response.error,
-                        .prompts = &w->prompt,
-                        .prompt_count = 1,
-                        .images = w->images,
-                        .image_count = IMAGES};
+    w->g = (struct generation){.r = &w->r,
+                               .ctx = &w->srv.ctx,
+                               .e = &w->r.response.error,
+                               .prompts = &w->prompt,
+                               .prompt_count = 1,
+                               .images = w->images,
+                               .image_count = IMAGES};
     w->choice = (struct choice){.gen = &w->g, .prompt = &w->prompt};
     w->prompt.prompt.spans = calloc(16, sizeof *w->prompt.prompt.spans);
     uint32_t first = 0;

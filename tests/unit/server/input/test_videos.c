@@ -305,7 +305,7 @@ struct desk {
     struct model model;
     struct model_info info;
     struct request r;
-    struct gen g;
+    struct generation g;
 };
 
 static struct desk *desk_open(const struct image_config *cfg)
@@ -410,8 +410,8 @@ static void test_kwargs(void **state)
                          st ? d->r.response.error.param : "");
         } else {
             if (st) fail_msg("%s: %s", cases[i].json, d->r.response.error.message);
-            assert_true(d->g.p.image_bounds.area_min == cases[i].min &&
-                        d->g.p.image_bounds.area_max == cases[i].max);
+            assert_true(d->g.q.image_bounds.area_min == cases[i].min &&
+                        d->g.q.image_bounds.area_max == cases[i].max);
         }
         json_decref(root);
         free(d);
