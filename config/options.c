@@ -12,181 +12,181 @@
 #include <string.h>
 #include <unistd.h>
 
-enum kind { K_STRING, K_CHOICE, K_COUNT, K_SIZE, K_BOOL };
+enum kind { K_STRING, K_WORD, K_COUNT, K_SIZE, K_BOOL };
 
 struct row {
     const char *name;
     enum kind kind;
-    size_t at;           /* offset of the field in struct options */
-    const char *init;    /* default, as a person would write it; NULL = unset */
-    uint64_t min, max;   /* K_COUNT, K_SIZE; K_CHOICE: numbers allowed besides, if max > 0 */
-    const char *choices; /* K_CHOICE: "a|b|c" */
-    const char *arg;     /* how --help names the value; K_CHOICE: NULL = choices */
+    size_t at;                /* offset of the field in struct options */
+    const char *init;         /* default, as a person would write it; NULL = unset */
+    uint64_t min, max;        /* K_COUNT, K_SIZE */
+    const char *const *words; /* K_WORD: in the order of the field's enum; numbers: {"auto"} if that is one */
+    const char *arg;          /* how --help names the value; NULL = the words */
     const char *help;
 };
 
-#define AT(field) offsetof(struct options, field)
-#define U32_TOP   0xffffffffull
+#define AT(field)  offsetof(struct options, field)
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define ON_OFF     WORDS("on", "off")
+#define U32_TOP    0xffffffffull
+
+#define STRING(name, field, init, arg, help) name, K_STRING, AT(field), init, 0, 0, NULL, arg, help
+#define WORD(name, field, init, words, help) name, K_WORD, AT(field), init, 0, 0, words, NULL, help
+#define COUNT(name, field, init, min, max, arg, help)                                                        \
+    name, K_COUNT, AT(field), init, min, max, NULL, arg, help
+#define SIZE(name, field, init, min, max, help) name, K_SIZE, AT(field), init, min, max, NULL, "SIZE", help
+#define BOOL(name, field, init, help)           name, K_BOOL, AT(field), init, 0, 0, ON_OFF, NULL, help
+
 static const struct row rows[] = {
-    {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "MODEL",
-     "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] on the Hugging Face hub "
-     "(default: the bundled demo model)"},
-    {"mmproj", K_STRING, AT(mmproj), NULL, 0, 0, NULL, "FILE",
-     "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"},
-    {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]",
-     "model names in the API (default: the directory's name, or the file's without .gguf)"},
-    {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
-     "accept requests for any model name"},
-    {"default-max-tokens", K_COUNT, AT(default_max_tokens), "0", 0, U32_TOP, NULL, "N",
-     "max_tokens of chats and responses that set none; 0 = up to the context limit"},
-    {"always-include-usage", K_BOOL, AT(always_include_usage), "off", 0, 0, NULL, NULL,
-     "stream_options.include_usage for every stream"},
-    {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
-    {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
-     "kernel set of the CPU backend (x86-64)"},
-    {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
-    {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL,
-     "compute type; auto = the checkpoint's"},
-    {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
-     "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
-     "kernels; auto: cublas"},
-    {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
-     "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image tower "
-     "(INT8); quantized weights (GGUF, AWQ, ...) keep their type"},
-    {"quantize-vision", K_BOOL, AT(quantize_vision), "on", 0, 0, NULL, NULL,
-     "integer weights in the image tower: of --quantize and of a GGUF file; off = the compute type"},
-    {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL,
-     "sampling defaults from the checkpoint"},
-    {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
-     "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON"},
-    {"chat-template", K_STRING, AT(chat_template), NULL, 0, 0, NULL, "FILE",
-     "Jinja chat template instead of the checkpoint's"},
-    {"chat-template-kwargs", K_STRING, AT(chat_template_kwargs), NULL, 0, 0, NULL, "JSON",
-     "variables of the chat template, an object; a request's chat_template_kwargs take precedence"},
-    {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
-     "control tokens in message text: plain text, or parsed"},
-    {"billing-header", K_CHOICE, AT(billing_header), "drop", 0, 0, "drop|keep", NULL,
-     "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
-     "request"},
-    {"kv-dtype", K_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|int8", NULL,
-     "KV cache quantization; auto = the compute type, int8 takes half the memory"},
-    {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, NULL, "SIZE|auto",
+    {STRING("model", model, NULL, "MODEL",
+            "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] on the Hugging Face hub "
+            "(default: the bundled demo model)")},
+    {STRING("mmproj", mmproj, NULL, "FILE",
+            "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)")},
+    {STRING("served-model-name", served_model_name, NULL, "NAME[,NAME]",
+            "model names in the API (default: the directory's name, or the file's without .gguf)")},
+    {BOOL("accept-any-model", accept_any_model, "off", "accept requests for any model name")},
+    {COUNT("default-max-tokens", default_max_tokens, "0", 0, U32_TOP, "N",
+           "max_tokens of chats and responses that set none; 0 = up to the context limit")},
+    {BOOL("always-include-usage", always_include_usage, "off",
+          "stream_options.include_usage for every stream")},
+    {WORD("backend", backend, "auto", WORDS("auto", "cpu", "cuda"), "where the model runs")},
+    {WORD("cpu-kernels", cpu_kernels, "auto", WORDS("auto", "reference", "avx2", "avx512", "amx"),
+          "kernel set of the CPU backend (x86-64)")},
+    {COUNT("threads", threads, "0", 0, 256, "N", "compute threads; 0 = all usable cores")},
+    {WORD("dtype", dtype, "auto", WORDS("auto", "bf16", "f32"), "compute type; auto = the checkpoint's")},
+    {WORD("gemm", gemm, "auto", WORDS("auto", "cublas", "own"),
+          "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
+          "kernels; auto: cublas")},
+    {WORD("quantize", quantize, "none", WORDS("none", "int8", "int4"),
+          "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image "
+          "tower (INT8); quantized weights (GGUF, AWQ, ...) keep their type")},
+    {BOOL("quantize-vision", quantize_vision, "on",
+          "integer weights in the image tower: of --quantize and of a GGUF file; off = the compute type")},
+    {WORD("generation-config", generation_config, "auto", WORDS("auto", "ignore"),
+          "sampling defaults from the checkpoint")},
+    {WORD("tool-parser", tool_parser, "auto", WORDS("auto", "strict"),
+          "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON")},
+    {STRING("chat-template", chat_template, NULL, "FILE", "Jinja chat template instead of the checkpoint's")},
+    {STRING("chat-template-kwargs", chat_template_kwargs, NULL, "JSON",
+            "variables of the chat template, an object; a request's chat_template_kwargs take precedence")},
+    {WORD("control-tokens", control_tokens, "text", WORDS("text", "parse"),
+          "control tokens in message text: plain text, or parsed")},
+    {WORD("billing-header", billing_header, "drop", WORDS("drop", "keep"),
+          "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
+          "request")},
+    {WORD("kv-dtype", kv_dtype, "auto", WORDS("auto", "bf16", "int8"),
+          "KV cache quantization; auto = the compute type, int8 takes half the memory")},
+    {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, WORDS("auto"), "SIZE|auto",
      "memory of the paged KV cache (K, M, G suffixes)"},
-    {"max-context", K_COUNT, AT(max_context), "0", 0, U32_TOP, NULL, "N",
-     "tokens of prompt and output; 0 = the checkpoint's limit"},
-    {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
-     "automatic prefix caching: reuse the KV of equal prompt prefixes, text and images"},
-    {"cache-scope", K_CHOICE, AT(cache_scope), "key", 0, 0, "key|server", NULL,
-     "with API keys: cached data is reused by requests of the same key only, or by all"},
-    {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
-     "encoded images kept for later requests (K, M, G suffixes)"},
-    {"cache-dir", K_STRING, AT(cache_dir), NULL, 0, 0, NULL, "DIR",
-     "keep cached prefixes and encoded images on disk as well, so that they survive a restart; anyone who "
-     "can "
-     "read DIR can recover prompts (default: none)"},
-    {"cache-disk", K_SIZE, AT(cache_disk), "16G", 1u << 20, UINT64_MAX, NULL, "SIZE",
-     "space that --cache-dir may take; least recently used prefixes are deleted first"},
-    {"cache-host", K_SIZE, AT(cache_host), "0", 0, UINT64_MAX, NULL, "SIZE",
-     "host memory for evicted prefixes and images, before the disk; 0 = none, or 128 MiB with a GPU and "
-     "--cache-dir"},
-    {"cache-load", K_CHOICE, AT(cache_load), "auto", 0, 0, "auto|always", NULL,
-     "load prefixes from host memory and disk where that beats computing them, or always"},
-    {"image-memory", K_SIZE, AT(image_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
-     "decoded images of waiting and running requests; above it a request gets 429, unless it is alone"},
-    {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
-     "stored responses of /v1/responses, in memory; 0 = none"},
-    {"grammar-memory", K_SIZE, AT(grammar_memory), "256M", 1u << 20, UINT64_MAX, NULL, "SIZE",
-     "structured outputs: compiled schemas, regexes and grammars, with masks; above it a request with a new "
-     "one waits, then gets 503"},
-    {"response-memory", K_SIZE, AT(response_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
-     "buffered responses, with their log-probs; above it the request that holds most gets 429"},
+    {COUNT("max-context", max_context, "0", 0, U32_TOP, "N",
+           "tokens of prompt and output; 0 = the checkpoint's limit")},
+    {BOOL("prefix-cache", prefix_cache, "on",
+          "automatic prefix caching: reuse the KV of equal prompt prefixes, text and images")},
+    {WORD("cache-scope", cache_scope, "key", WORDS("key", "server"),
+          "with API keys: cached data is reused by requests of the same key only, or by all")},
+    {SIZE("encoder-cache-memory", encoder_cache_memory, "256M", 1, UINT64_MAX,
+          "encoded images kept for later requests (K, M, G suffixes)")},
+    {STRING("cache-dir", cache_dir, NULL, "DIR",
+            "keep cached prefixes and encoded images on disk as well, so that they survive a restart; anyone "
+            "who can read DIR can recover prompts (default: none)")},
+    {SIZE("cache-disk", cache_disk, "16G", 1u << 20, UINT64_MAX,
+          "space that --cache-dir may take; least recently used prefixes are deleted first")},
+    {SIZE("cache-host", cache_host, "0", 0, UINT64_MAX,
+          "host memory for evicted prefixes and images, before the disk; 0 = none, or 128 MiB with a GPU and "
+          "--cache-dir")},
+    {WORD("cache-load", cache_load, "auto", WORDS("auto", "always"),
+          "load prefixes from host memory and disk where that beats computing them, or always")},
+    {SIZE("image-memory", image_memory, "512M", 1, UINT64_MAX,
+          "decoded images of waiting and running requests; above it a request gets 429, unless it is alone")},
+    {SIZE("response-store", response_store, "64M", 0, UINT64_MAX,
+          "stored responses of /v1/responses, in memory; 0 = none")},
+    {SIZE("grammar-memory", grammar_memory, "256M", 1u << 20, UINT64_MAX,
+          "structured outputs: compiled schemas, regexes and grammars, with masks; above it a request with a "
+          "new one waits, then gets 503")},
+    {SIZE("response-memory", response_memory, "1G", 1, UINT64_MAX,
+          "buffered responses, with their log-probs; above it the request that holds most gets 429")},
 #ifdef KVASIR_KV_EVENTS
-    {"kv-events", K_STRING, AT(kv_events), NULL, 0, 0, NULL, "tcp://ADDR:PORT",
-     "publish what the prefix cache stores and drops, for routers (ZeroMQ; connect:tcp://... connects)"},
-    {"kv-events-replay", K_STRING, AT(kv_events_replay), NULL, 0, 0, NULL, "tcp://ADDR:PORT",
-     "ZeroMQ address that replays published events"},
-    {"kv-events-block", K_COUNT, AT(kv_events_block), "0", 0, 65536, NULL, "N",
-     "tokens of a block in events, as routers expect; 0 = 32, the cache's own"},
-    {"kv-events-layout", K_CHOICE, AT(kv_events_layout), "array", 0, 0, "array|map", NULL,
-     "encoding of an event: fields in order, or with names, as in newer vLLM"},
+    {STRING(
+        "kv-events", kv_events, NULL, "tcp://ADDR:PORT",
+        "publish what the prefix cache stores and drops, for routers (ZeroMQ; connect:tcp://... connects)")},
+    {STRING("kv-events-replay", kv_events_replay, NULL, "tcp://ADDR:PORT",
+            "ZeroMQ address that replays published events")},
+    {COUNT("kv-events-block", kv_events_block, "0", 0, 65536, "N",
+           "tokens of a block in events, as routers expect; 0 = 32, the cache's own")},
+    {WORD("kv-events-layout", kv_events_layout, "array", WORDS("array", "map"),
+          "encoding of an event: fields in order, or with names, as in newer vLLM")},
 #endif
-    {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS",
-     "target duration of an engine step; long prefills and images are chunked to fit; 0 = no limit"},
-    {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
-     "speculative decoding with an MTP drafter made for the model (its *-it-assistant): its draft tokens are "
-     "verified in one step; output stays the same; default: the drafter in the checkpoint, if there is one"},
-    {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 16, "auto", "N|auto",
+    {COUNT("step-ms", step_ms, "100", 0, 60000, "MS",
+           "target duration of an engine step; long prefills and images are chunked to fit; 0 = no limit")},
+    {STRING("draft-model", draft_model, NULL, "DIR",
+            "speculative decoding with an MTP drafter made for the model (its *-it-assistant): its draft "
+            "tokens are verified in one step; output stays the same; default: the drafter in the checkpoint, "
+            "if there is one")},
+    {"draft-tokens", K_COUNT, AT(draft_tokens), "auto", 0, 16, WORDS("auto"), "N|auto",
      "speculative decoding: draft tokens per step (0 to 16), exactly N with a draft model, at most N with "
      "prompt lookup (n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = off; "
      "output stays the same"},
-    {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N",
-     "tokens of one engine step (continuous batching); 0 = 2048"},
-    {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N",
-     "sequences of one engine step; 0 = 64"},
-    {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N",
-     "chunked prefill: prompt tokens of one sequence per step; 0 = as many as fit"},
-    {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N",
-     "waiting sequences; above it requests get 429"},
-    {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS",
-     "time limit of a request, queueing included; 0 = no limit"},
-    {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR[,ADDR]",
-     "addresses to listen on; unix:PATH is a UNIX socket"},
-    {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
-     "path prefix under which a proxy serves this server (default: none)"},
-    {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
-    {"api-key", K_STRING, AT(api_key), NULL, 0, 0, NULL, "KEY",
-     "an API key to accept; visible in `ps`, so prefer KVASIR_API_KEY or --api-key-file"},
-    {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
-     "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
-     "before other keys' (default: no key needed)"},
-    {"tls-cert", K_STRING, AT(tls_cert), NULL, 0, 0, NULL, "FILE",
-     "HTTPS: certificate chain, PEM; read again on SIGHUP"},
-    {"tls-key", K_STRING, AT(tls_key), NULL, 0, 0, NULL, "FILE", "private key of --tls-cert, PEM"},
-    {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
-     "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
-     "loopback address"},
-    {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
-     "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
-     "own page always may"},
-    {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
-     "names in the Host header, in addition to loopback ones, addresses and --host: HOST, *.HOST or *; auto: "
-     "none without API keys, else any"},
-    {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",
-     "largest request body"},
-    {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N",
-     "open client connections"},
-    {"max-images", K_COUNT, AT(max_images), "16", 0, 1024, NULL, "N", "images in a prompt, videos included"},
-    {"max-n", K_COUNT, AT(max_n), "128", 1, 1024, NULL, "N", "largest n of a request"},
-    {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS",
-     "idle time after which a connection is closed"},
-    {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL,
-     "finish_reason in its own chunk, or merged with the last token"},
-    {"allow-remote-media", K_STRING, AT(allow_remote_media), NULL, 0, 0, NULL, "HOST[,HOST]",
-     "fetch images of http(s) URLs from these hosts: HOST, *.HOST or *, with :PORT or :* unless 80 or 443 "
-     "(default: none)"},
-    {"allow-private-media", K_STRING, AT(allow_private_media), NULL, 0, 0, NULL, "CIDR[,CIDR]",
-     "private networks that these hosts may be in, such as 10.1.0.0/16"},
-    {"media-timeout", K_COUNT, AT(media_timeout), "5", 1, 600, NULL, "SECONDS",
-     "time limit for fetching one URL"},
-    {"allowed-media-dir", K_STRING, AT(allowed_media_dir), NULL, 0, 0, NULL, "DIR",
-     "read images of file: URLs below this directory (default: none)"},
-    {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS",
-     "after SIGTERM: time in which the server is not ready, but still serves"},
-    {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS",
-     "after --shutdown-delay: time for running requests to finish"},
-    {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS",
-     "seconds without progress before the engine is considered hung: /health 503"},
-    {"watchdog-exit", K_COUNT, AT(watchdog_exit), "300", 0, 86400, NULL, "SECONDS",
-     "seconds after --watchdog until the process exits with code 1; 0 = never"},
-    {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE",
-     "file of 'name = value' lines, named as the flags"},
-    {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged"},
-    {"log-format", K_CHOICE, AT(log_format), "text", 0, 0, "text|json", NULL,
-     "lines of key=value pairs, or JSON objects"},
-    {"log-file", K_STRING, AT(log_file), NULL, 0, 0, NULL, "FILE",
-     "append the log to this file, which is opened again on SIGHUP (default: stderr)"},
+    {COUNT("max-batch-tokens", max_batch_tokens, "0", 0, 1u << 20, "N",
+           "tokens of one engine step (continuous batching); 0 = 2048")},
+    {COUNT("max-sequences", max_sequences, "0", 0, 65536, "N", "sequences of one engine step; 0 = 64")},
+    {COUNT("prefill-chunk", prefill_chunk, "0", 0, 1u << 20, "N",
+           "chunked prefill: prompt tokens of one sequence per step; 0 = as many as fit")},
+    {COUNT("max-queue", max_queue, "1024", 1, 1u << 20, "N", "waiting sequences; above it requests get 429")},
+    {COUNT("request-timeout", request_timeout, "0", 0, 31536000, "SECONDS",
+           "time limit of a request, queueing included; 0 = no limit")},
+    {STRING("host", host, "127.0.0.1", "ADDR[,ADDR]", "addresses to listen on; unix:PATH is a UNIX socket")},
+    {STRING("root-path", root_path, NULL, "/PREFIX",
+            "path prefix under which a proxy serves this server (default: none)")},
+    {COUNT("port", port, "8000", 0, 65535, "N", "TCP port; 0 picks a free one")},
+    {STRING("api-key", api_key, NULL, "KEY",
+            "an API key to accept; visible in `ps`, so prefer KVASIR_API_KEY or --api-key-file")},
+    {STRING("api-key-file", api_key_file, NULL, "FILE",
+            "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
+            "before other keys' (default: no key needed)")},
+    {STRING("tls-cert", tls_cert, NULL, "FILE", "HTTPS: certificate chain, PEM; read again on SIGHUP")},
+    {STRING("tls-key", tls_key, NULL, "FILE", "private key of --tls-cert, PEM")},
+    {WORD("enable-admin", enable_admin, "auto", WORDS("auto", "on", "off"),
+          "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
+          "loopback address")},
+    {STRING("cors-origins", cors_origins, "loopback", "ORIGIN[,ORIGIN]",
+            "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; "
+            "its own page always may")},
+    {STRING("allowed-hosts", allowed_hosts, "auto", "HOST[,HOST]",
+            "names in the Host header, in addition to loopback ones, addresses and --host: HOST, *.HOST or "
+            "*; auto: none without API keys, else any")},
+    {SIZE("max-body-bytes", max_body_bytes, "64M", 1024, 1ull << 31, "largest request body")},
+    {COUNT("max-connections", max_connections, "4096", 1, 1u << 20, "N", "open client connections")},
+    {COUNT("max-images", max_images, "16", 0, 1024, "N", "images in a prompt, videos included")},
+    {COUNT("max-n", max_n, "128", 1, 1024, "N", "largest n of a request")},
+    {COUNT("keep-alive-timeout", keep_alive_timeout, "75", 1, 86400, "SECONDS",
+           "idle time after which a connection is closed")},
+    {WORD("stream-finish", stream_finish, "separate", WORDS("separate", "merged"),
+          "finish_reason in its own chunk, or merged with the last token")},
+    {STRING("allow-remote-media", allow_remote_media, NULL, "HOST[,HOST]",
+            "fetch images of http(s) URLs from these hosts: HOST, *.HOST or *, with :PORT or :* unless 80 or "
+            "443 (default: none)")},
+    {STRING("allow-private-media", allow_private_media, NULL, "CIDR[,CIDR]",
+            "private networks that these hosts may be in, such as 10.1.0.0/16")},
+    {COUNT("media-timeout", media_timeout, "5", 1, 600, "SECONDS", "time limit for fetching one URL")},
+    {STRING("allowed-media-dir", allowed_media_dir, NULL, "DIR",
+            "read images of file: URLs below this directory (default: none)")},
+    {COUNT("shutdown-delay", shutdown_delay, "5", 0, 86400, "SECONDS",
+           "after SIGTERM: time in which the server is not ready, but still serves")},
+    {COUNT("drain-timeout", drain_timeout, "25", 0, 86400, "SECONDS",
+           "after --shutdown-delay: time for running requests to finish")},
+    {COUNT("watchdog", watchdog, "600", 1, 86400, "SECONDS",
+           "seconds without progress before the engine is considered hung: /health 503")},
+    {COUNT("watchdog-exit", watchdog_exit, "300", 0, 86400, "SECONDS",
+           "seconds after --watchdog until the process exits with code 1; 0 = never")},
+    {STRING("config", config, NULL, "FILE", "file of 'name = value' lines, named as the flags")},
+    {WORD("log-level", log_level, "info", WORDS("error", "warn", "info", "debug"), "what is logged")},
+    {WORD("log-format", log_format, "text", WORDS("text", "json"),
+          "lines of key=value pairs, or JSON objects")},
+    {STRING("log-file", log_file, NULL, "FILE",
+            "append the log to this file, which is opened again on SIGHUP (default: stderr)")},
 };
-enum { ROW_COUNT = sizeof rows / sizeof *rows };
+enum { ROW_COUNT = sizeof rows / sizeof *rows, WORDS_BYTES = 64 };
 
 /* The headings of docs/flags.md, each with its first flag. */
 static const char *const groups[][2] = {
@@ -207,15 +207,31 @@ static const struct row *row_find(const char *name, size_t len)
     return NULL;
 }
 
-static bool choice_ok(const char *choices, const char *value)
+/* Index of a word; -1: it is none of them. */
+static int word_find(const char *const *words, const char *word)
 {
-    size_t n = strlen(value);
-    for (const char *p = choices; *p;) {
-        size_t m = strcspn(p, "|");
-        if (m == n && memcmp(p, value, n) == 0) return true;
-        p += m + (p[m] == '|');
-    }
-    return false;
+    for (int i = 0; words && words[i]; i++)
+        if (strcmp(words[i], word) == 0) return i;
+    return -1;
+}
+
+const char *option_word(const char *name, unsigned value)
+{
+    return row_find(name, strlen(name))->words[value];
+}
+
+int option_value(const char *name, const char *word)
+{
+    return word_find(row_find(name, strlen(name))->words, word);
+}
+
+/* "a|b|c" */
+static const char *words_join(const char *const *words, char to[WORDS_BYTES])
+{
+    size_t n = 0;
+    for (size_t i = 0; words[i]; i++)
+        n += (size_t)snprintf(to + n, WORDS_BYTES - n, "%s%s", i ? "|" : "", words[i]);
+    return to;
 }
 
 /* "123", "64M" (if suffixes are allowed), digits only otherwise. */
@@ -264,63 +280,63 @@ static void size_text(uint64_t v, const char *before, char *to, size_t cap)
 static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin,
                            struct err *err)
 {
-    char *field = (char *)o + r->at;
+    void *field = (char *)o + r->at;
     uint64_t v = 0;
+    int word = word_find(r->words, value);
+    char words[WORDS_BYTES], least[32], most[48] = "";
     switch (r->kind) {
-    case K_STRING:
-    case K_CHOICE: {
-        if (r->kind == K_CHOICE && !choice_ok(r->choices, value) &&
-            !(r->max && number_parse(value, false, &v) && v >= r->min && v <= r->max)) {
-            if (!r->max)
-                return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value,
-                               r->choices);
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not allowed: %s, or %llu to %llu", origin,
-                           r->name, value, r->choices, (unsigned long long)r->min,
-                           (unsigned long long)r->max);
-        }
+    case K_STRING: {
         if (!*value) return err_set(err, ST_INVALID, "%s%s: empty value", origin, r->name);
         char *copy = strdup(value);
         if (!copy) return err_nomem(err, NULL);
-        free(*(char **)(void *)field);
-        *(char **)(void *)field = copy;
+        free(*(char **)field);
+        *(char **)field = copy;
         return ST_OK;
     }
-    case K_SIZE:
-        if (strcmp(value, "auto") == 0 && r->arg && strstr(r->arg, "auto")) {
-            *(uint64_t *)(void *)field = 0;
-            return ST_OK;
-        }
-        /* fall through */
-    case K_COUNT:
-        if (!number_parse(value, r->kind == K_SIZE, &v)) {
-            if (r->kind == K_SIZE)
-                return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a size (such as 512M or 4G)", origin,
-                               r->name, value);
-            if (number_parse(value, true, &v))
-                return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number: write %llu", origin,
-                               r->name, value, (unsigned long long)v);
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number", origin, r->name, value);
-        }
-        if (r->kind == K_SIZE && (v < r->min || v > r->max)) {
-            char least[32], most[48] = "";
-            size_text(r->min, "", least, sizeof least);
-            if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
-            return err_set(err, ST_INVALID, "%s%s: %.60s is not allowed: it must be at least %s%s", origin,
-                           r->name, value, least, most);
-        }
-        if (v < r->min || v > r->max) {
-            return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name,
-                           (unsigned long long)v, (unsigned long long)r->min, (unsigned long long)r->max);
-        }
-        *(uint64_t *)(void *)field = v;
+    case K_WORD:
+        if (word < 0)
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value,
+                           words_join(r->words, words));
+        *(unsigned *)field = (unsigned)word;
         return ST_OK;
     case K_BOOL:
-        if (!choice_ok("on|off|true|false|1|0", value))
+        if (word < 0) word = word_find(WORDS("true", "false"), value);
+        if (word < 0) word = word_find(WORDS("1", "0"), value);
+        if (word < 0)
             return err_set(err, ST_INVALID, "%s%s: '%.60s' is not on or off", origin, r->name, value);
-        *(bool *)(void *)field = choice_ok("on|true|1", value);
+        *(bool *)field = word == 0;
+        return ST_OK;
+    case K_SIZE:
+    case K_COUNT: break;
+    }
+    if (word >= 0) {
+        *(uint64_t *)field = OPTION_AUTO;
         return ST_OK;
     }
-    return ST_OK;
+    bool size = r->kind == K_SIZE, number = number_parse(value, size, &v),
+         within = v >= r->min && v <= r->max;
+    if (number && within) {
+        *(uint64_t *)field = v;
+        return ST_OK;
+    }
+    if (!number && size)
+        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a size (such as 512M or 4G)", origin, r->name,
+                       value);
+    if (!size && r->words)
+        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not allowed: auto, or %llu to %llu", origin,
+                       r->name, value, (unsigned long long)r->min, (unsigned long long)r->max);
+    if (!number && number_parse(value, true, &v))
+        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number: write %llu", origin, r->name,
+                       value, (unsigned long long)v);
+    if (!number)
+        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number", origin, r->name, value);
+    if (!size)
+        return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name,
+                       (unsigned long long)v, (unsigned long long)r->min, (unsigned long long)r->max);
+    size_text(r->min, "", least, sizeof least);
+    if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
+    return err_set(err, ST_INVALID, "%s%s: %.60s is not allowed: it must be at least %s%s", origin, r->name,
+                   value, least, most);
 }
 
 static enum status defaults_set(struct options *o, struct err *err)
@@ -515,8 +531,7 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
         const char *value;
         if (eq) {
             value = eq + 1;
-        } else if ((r->kind == K_BOOL || (r->kind == K_CHOICE && choice_ok(r->choices, "on"))) &&
-                   (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
+        } else if (word_find(r->words, "on") >= 0 && (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
             value = "on";
         } else if (i + 1 < argc) {
             value = argv[++i];
@@ -537,7 +552,7 @@ static enum status combination_check(const struct options *o, struct err *err)
     if (!o->tls_cert != !o->tls_key) return err_set(err, ST_INVALID, "--tls-cert and --tls-key go together");
     if (o->kv_events_replay && !o->kv_events)
         return err_set(err, ST_INVALID, "--kv-events-replay needs --kv-events");
-    if (o->kv_events && strcmp(o->prefix_cache, "off") == 0)
+    if (o->kv_events && !o->prefix_cache)
         return err_set(err, ST_INVALID, "--kv-events needs the prefix cache: leave out --prefix-cache off");
     return ST_OK;
 }
@@ -569,8 +584,7 @@ enum status options_parse(int argc, char **argv, struct options *out, struct err
 void options_fini(struct options *o)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        if (rows[i].kind == K_STRING || rows[i].kind == K_CHOICE)
-            free(*(char **)(void *)((char *)o + rows[i].at));
+        if (rows[i].kind == K_STRING) free(*(char **)(void *)((char *)o + rows[i].at));
     }
     *o = (struct options){0};
 }
@@ -579,7 +593,8 @@ enum { HELP_AT = 34, HELP_WIDTH = 110 };
 
 static void help_row(FILE *f, const struct row *r)
 {
-    const char *value = r->arg ? r->arg : r->kind == K_CHOICE ? r->choices : "on|off", *p = r->help;
+    char words[WORDS_BYTES];
+    const char *value = r->arg ? r->arg : words_join(r->words, words), *p = r->help;
     int at = fprintf(f, "  --%s %s", r->name, value);
     if (at >= HELP_AT) at = HELP_WIDTH; /* the text starts in the next line */
     else at += fprintf(f, "%*s", HELP_AT - 1 - at, "");

@@ -4,6 +4,7 @@
 #ifndef KVASIR_OPTIONS_H
 #define KVASIR_OPTIONS_H
 
+#include "config/base/log.h"
 #include "config/base/status.h"
 
 #include <stdbool.h>
@@ -12,43 +13,63 @@
 
 #define KVASIR_VERSION "0.2.0-dev"
 
+/* Options whose values are words, each enum named after its option, with the words of options.c in their
+ * order. */
+enum opt_backend { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA };
+enum opt_dtype { DTYPE_AUTO, DTYPE_BF16, DTYPE_F32 };
+enum opt_gemm { GEMM_AUTO, GEMM_CUBLAS, GEMM_OWN };
+enum opt_quantize { QUANTIZE_NONE, QUANTIZE_INT8, QUANTIZE_INT4 };
+enum opt_kv_dtype { KV_DTYPE_AUTO, KV_DTYPE_BF16, KV_DTYPE_INT8 };
+enum opt_generation_config { GENERATION_CONFIG_AUTO, GENERATION_CONFIG_IGNORE };
+enum opt_tool_parser { TOOL_PARSER_AUTO, TOOL_PARSER_STRICT };
+enum opt_control_tokens { CONTROL_TOKENS_TEXT, CONTROL_TOKENS_PARSE };
+enum opt_billing_header { BILLING_HEADER_DROP, BILLING_HEADER_KEEP };
+enum opt_cache_scope { CACHE_SCOPE_KEY, CACHE_SCOPE_SERVER };
+enum opt_cache_load { CACHE_LOAD_AUTO, CACHE_LOAD_ALWAYS };
+enum opt_kv_events_layout { KV_EVENTS_LAYOUT_ARRAY, KV_EVENTS_LAYOUT_MAP };
+enum opt_enable_admin { ENABLE_ADMIN_AUTO, ENABLE_ADMIN_ON, ENABLE_ADMIN_OFF };
+enum opt_stream_finish { STREAM_FINISH_SEPARATE, STREAM_FINISH_MERGED };
+enum opt_log_format { LOG_FORMAT_TEXT, LOG_FORMAT_JSON };
+
+#define OPTION_AUTO UINT64_MAX /* "auto" for a number */
+
 struct options {
     /* model */
     char *model;             /* directory, GGUF file or hf:ORG/NAME; NULL = the bundled demo model */
     char *mmproj;            /* GGUF file of the vision tower, or NULL */
     char *served_model_name; /* NULL = last component of the directory, the file's name without .gguf */
-    char *backend;           /* auto | cpu | cuda */
-    char *cpu_kernels;       /* auto | reference | avx2 | avx512 | amx */
-    char *dtype;             /* auto | bf16 | f32 */
-    char *gemm;              /* auto | cublas | own */
-    char *quantize;          /* none | int8 | int4 */
+    enum opt_backend backend;
+    unsigned cpu_kernels; /* option_word is what the backend calls the kernel set */
+    enum opt_dtype dtype;
+    enum opt_gemm gemm;
+    enum opt_quantize quantize;
     bool quantize_vision;
-    char *kv_dtype;       /* auto | bf16 | int8 */
+    enum opt_kv_dtype kv_dtype;
     uint64_t threads;     /* 0 = all usable cores */
-    uint64_t kv_memory;   /* bytes; 0 = auto */
+    uint64_t kv_memory;   /* bytes, or OPTION_AUTO */
     uint64_t max_context; /* tokens; 0 = the checkpoint's */
     uint64_t max_batch_tokens, max_sequences, max_queue;
-    uint64_t step_ms;                   /* time budget of a step; 0 = none */
-    uint64_t prefill_chunk;             /* tokens of one sequence's prefill per step; 0 = the step's budget */
-    char *prefix_cache;                 /* on | off */
-    char *cache_scope;                  /* key | server: who shares cached data when there are API keys */
-    uint64_t encoder_cache_memory;      /* bytes of encoded images kept */
-    char *cache_dir;                    /* disk tier of the caches; NULL = none */
-    uint64_t cache_disk;                /* bytes in cache_dir */
-    uint64_t cache_host;                /* bytes of host memory above cache_dir; 0 = none */
-    char *cache_load;                   /* "auto", "always" */
+    uint64_t step_ms;       /* time budget of a step; 0 = none */
+    uint64_t prefill_chunk; /* tokens of one sequence's prefill per step; 0 = the step's budget */
+    bool prefix_cache;
+    enum opt_cache_scope cache_scope; /* who shares cached data when there are API keys */
+    uint64_t encoder_cache_memory;    /* bytes of encoded images kept */
+    char *cache_dir;                  /* disk tier of the caches; NULL = none */
+    uint64_t cache_disk;              /* bytes in cache_dir */
+    uint64_t cache_host;              /* bytes of host memory above cache_dir; 0 = none */
+    enum opt_cache_load cache_load;
     uint64_t image_memory;              /* bytes of decoded images held by requests that wait or run */
     uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
     uint64_t response_memory;           /* bytes of buffered responses */
     uint64_t response_store;            /* bytes of responses kept for previous_response_id; 0 = none */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
     uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
-    char *kv_events_layout;             /* array | map */
+    enum opt_kv_events_layout kv_events_layout;
     char *draft_model;
-    char *draft_tokens;
-    char *chat_template;        /* Jinja file; NULL = the checkpoint's */
-    char *chat_template_kwargs; /* JSON object; NULL = none */
-    char *generation_config;    /* auto | ignore: sampling defaults from the checkpoint */
+    uint64_t draft_tokens;                        /* or OPTION_AUTO */
+    char *chat_template;                          /* Jinja file; NULL = the checkpoint's */
+    char *chat_template_kwargs;                   /* JSON object; NULL = none */
+    enum opt_generation_config generation_config; /* sampling defaults from the checkpoint */
     /* HTTP */
     char *host, *root_path;
     uint64_t port;                /* 0 = the system picks one */
@@ -56,9 +77,9 @@ struct options {
     char *tls_cert, *tls_key;     /* both, or neither: plain HTTP */
     char *cors_origins;           /* origins that may use the server: "loopback", or a list */
     char *allowed_hosts;          /* accepted Host names: "auto", or a list */
-    char *control_tokens;         /* text | parse */
-    char *billing_header;         /* drop | keep */
-    char *tool_parser;            /* auto | strict */
+    enum opt_control_tokens control_tokens;
+    enum opt_billing_header billing_header;
+    enum opt_tool_parser tool_parser;
     bool accept_any_model, always_include_usage;
     uint64_t default_max_tokens; /* 0 = none */
     uint64_t max_body_bytes, max_connections, max_n, max_images;
@@ -70,11 +91,13 @@ struct options {
     uint64_t watchdog;                                          /* seconds */
     uint64_t watchdog_exit;                                     /* seconds after that; 0 = never */
     uint64_t request_timeout;                                   /* seconds; 0 = none */
-    char *enable_admin;  /* auto (API keys are configured, or only this machine can connect) | on | off */
-    char *stream_finish; /* separate | merged */
+    enum opt_enable_admin enable_admin;
+    enum opt_stream_finish stream_finish;
     /* process */
-    char *config;                            /* file of "key = value" lines */
-    char *log_level, *log_format, *log_file; /* log_file NULL: stderr */
+    char *config; /* file of "key = value" lines */
+    enum log_level log_level;
+    enum opt_log_format log_format;
+    char *log_file; /* NULL: stderr */
 };
 
 /* Fills *out from, in falling precedence: argv[0..argc) (flags "--name value" or "--name=value"), the
@@ -83,6 +106,9 @@ struct options {
 enum status options_parse(int argc, char **argv, struct options *out, struct err *err) KV_MUST_CHECK;
 void options_fini(struct options *o);
 bool options_size(const char *text, uint64_t *out); /* "512M" */
+/* The word of a value, ("quantize", QUANTIZE_INT8) -> "int8", and the value of a word, or -1. */
+const char *option_word(const char *name, unsigned value);
+int option_value(const char *name, const char *word);
 /* The flags table as text, generated from the same rows. */
 void options_help(FILE *f);
 

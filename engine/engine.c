@@ -21,16 +21,13 @@
 
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {
-    const char *name = opt->backend ? opt->backend : "auto";
     char why[512];
     bool set_named = opt->kernels && strcmp(opt->kernels, "auto") != 0; /* it names a CPU kernel set */
     *out = be_cpu_ops();
-    if (strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && set_named)) return ST_OK;
-    if (strcmp(name, "auto") != 0 && strcmp(name, "cuda") != 0)
-        return err_set(err, ST_UNSUPPORTED, "backend %s: must be auto, cpu or cuda", name);
+    if (opt->backend == BACKEND_CPU || (opt->backend == BACKEND_AUTO && set_named)) return ST_OK;
     const struct be_ops *cuda = be_cuda_load(why, sizeof why);
     if (cuda) *out = cuda;
-    else if (strcmp(name, "cuda") == 0) return err_set(err, ST_UNSUPPORTED, "backend cuda: %s", why);
+    else if (opt->backend == BACKEND_CUDA) return err_set(err, ST_UNSUPPORTED, "backend cuda: %s", why);
     else if (access("/dev/nvidiactl", F_OK) == 0) log_info("running on the CPU: %s", why);
     return ST_OK;
 }
@@ -40,11 +37,7 @@ static enum status pick_ops(const struct engine_options *opt, const struct be_op
 static enum status pick_dtype(const struct engine_options *opt, const struct model_desc *d,
                               const struct stf_files *files, enum be_dtype *out, struct err *err)
 {
-    const char *name = opt->dtype ? opt->dtype : "auto";
-    if (strcmp(name, "f32") == 0) *out = BE_F32;
-    else if (strcmp(name, "bf16") == 0) *out = BE_BF16;
-    else if (strcmp(name, "auto") != 0)
-        return err_set(err, ST_INVALID, "dtype %s: must be auto, f32 or bf16", name);
+    if (opt->dtype) *out = opt->dtype == DTYPE_F32 ? BE_F32 : BE_BF16;
     else if (opt->random_weights) *out = BE_BF16;
     else {
         struct weights_inventory s;
@@ -64,27 +57,11 @@ struct weight_format engine__weight_format(const struct engine *e)
                                   .float_vision = e->plan.float_vision};
 }
 
-static enum status pick_quantize(const struct engine_options *opt, enum weights_quantize *out,
-                                 struct err *err)
-{
-    const char *name = opt->quantize ? opt->quantize : "none";
-    *out = QUANTIZE_NONE;
-    if (strcmp(name, "int8") == 0) *out = QUANTIZE_INT8;
-    else if (strcmp(name, "int4") == 0) *out = QUANTIZE_INT4;
-    else if (strcmp(name, "none") != 0)
-        return err_set(err, ST_INVALID, "quantize %s: must be none, int8 or int4", name);
-    return ST_OK;
-}
-
 static enum status pick_kv_type(const struct engine_options *opt, enum be_dtype act, enum be_kv_type *out,
                                 struct err *err)
 {
-    const char *name = opt->kv_dtype ? opt->kv_dtype : "auto";
-    *out = strcmp(name, "int8") == 0 ? BE_KV_INT8 : BE_KV_ACT;
-    if (*out != BE_KV_ACT || strcmp(name, "auto") == 0) return ST_OK;
-    if (strcmp(name, "bf16") != 0)
-        return err_set(err, ST_INVALID, "kv-dtype %s: must be auto, bf16 or int8", name);
-    if (act != BE_BF16)
+    *out = opt->kv_dtype == KV_DTYPE_INT8 ? BE_KV_INT8 : BE_KV_ACT;
+    if (opt->kv_dtype == KV_DTYPE_BF16 && act != BE_BF16)
         return err_set(err, ST_INVALID,
                        "kv-dtype bf16: the model is computed in f32, so that keys and values are "
                        "f32 (auto) or int8; or add --dtype bf16");
@@ -95,7 +72,7 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
 {
     const char *set = opt->kernels ? opt->kernels : "auto";
     const char *hopper = env_get("KVASIR_CUDA_HOPPER"),
-               *gemm = opt->gemm ? opt->gemm : env_get("KVASIR_GEMM");
+               *gemm = opt->gemm ? option_word("gemm", opt->gemm) : env_get("KVASIR_GEMM");
     struct be_params params = {.act = e->plan.act,
                                .threads = opt->threads,
                                .kernels = set,
@@ -104,7 +81,7 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
     enum be_result r = e->ops->open(&params, &e->be);
     if (r != BE_OK && e->ops != be_cpu_ops()) {
         const char *why = e->ops->last_error(NULL); /* cuda_loader.h */
-        if (opt->backend && strcmp(opt->backend, "cuda") == 0)
+        if (opt->backend == BACKEND_CUDA)
             return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "backend cuda: %s", why);
         log_warn("running on the CPU: the GPU can't be opened: %s", why);
         e->ops = be_cpu_ops();
@@ -151,7 +128,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                              .bos_id = d->bos_id};
     snprintf(m->weights, sizeof m->weights, "%s",
              e->net.inventory.quant_types[0] ? e->net.inventory.quant_types
-             : e->plan.quantize              ? opt->quantize
+             : e->plan.quantize              ? option_word("quantize", opt->quantize)
                                              : m->dtype);
     enum status st = family_load_generation(e->dir, &m->generation, err);
     if (st) return st;
@@ -221,7 +198,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
                      e->dir, e->model_type);
     if (!st && !opt->random_weights) st = family_open(e->dir, opt->mmproj, files, err);
     if (!st) model_desc_resolve(&e->net.desc, *files);
-    if (!st) st = pick_quantize(opt, &e->plan.quantize, err);
+    e->plan.quantize = opt->quantize;
     e->plan.float_vision = opt->float_vision;
     if (!st) {
         st = pick_dtype(opt, &e->net.desc, *files, &e->plan.act, err);
@@ -241,10 +218,10 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st && e->plan.quantize && !e->net.inventory.made_quants) {
         if (e->becaps.quants)
             log_warn("--quantize %s has no effect: quantized weights (GGUF, AWQ, ...) keep their type",
-                     opt->quantize);
+                     option_word("quantize", opt->quantize));
         else
-            log_warn("--quantize %s has no effect: %s has no integer products", opt->quantize,
-                     e->backend_name);
+            log_warn("--quantize %s has no effect: %s has no integer products",
+                     option_word("quantize", opt->quantize), e->backend_name);
         e->plan.quantize = QUANTIZE_NONE;
     }
     if (!st && !opt->draft_dir && opt->own_drafter)

@@ -6,6 +6,7 @@
 #define KVASIR_ENGINE_H
 
 #include "config/base/status.h"
+#include "config/options.h"
 #include "engine/model/model_info.h"
 #include "engine/prompt/image.h"
 #include "engine/prompt/prompt.h"
@@ -22,23 +23,23 @@ struct engine;
 struct model_info; /* what the server needs to build prompts: engine/model/model_info.h */
 
 struct engine_options {
-    const char *model_dir; /* or a GGUF file */
-    const char *mmproj;    /* GGUF file of the vision tower; NULL: none */
-    const char *draft_dir; /* checkpoint of the draft model; NULL: none */
-    bool own_drafter;      /* else the draft model in model_dir itself, if there is one */
-    const char *backend;   /* "auto" (the GPU if usable, else the CPU), "cpu", "cuda" */
-    const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
-    uint32_t threads;      /* 0 = all usable cores */
-    const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
-    const char *gemm; /* NULL, "auto", "cublas", "own": whose matrix products on a GPU (be_params.own_gemm) */
-    const char *quantize;      /* NULL or "none", "int8", "int4": float matrices */
-    bool float_vision;         /* no quants in the image tower */
-    const char *kv_dtype;      /* NULL or "auto" (the compute type), "bf16" or "int8" */
-    uint64_t kv_bytes;         /* size of the KV arena; 0 = from free memory */
-    uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
-    uint32_t batch_tokens_max; /* rows of one step; 0 = 2048 */
-    uint32_t sequences_max;    /* sequences of one step; 0 = 64 */
-    uint64_t weight_bytes;     /* with random_weights: what the real ones take; 0 = as bf16 */
+    const char *model_dir;      /* or a GGUF file */
+    const char *mmproj;         /* GGUF file of the vision tower; NULL: none */
+    const char *draft_dir;      /* checkpoint of the draft model; NULL: none */
+    bool own_drafter;           /* else the draft model in model_dir itself, if there is one */
+    enum opt_backend backend;   /* auto: the GPU if usable, else the CPU */
+    const char *kernels;        /* NULL or "auto", or a kernel set of the CPU backend */
+    uint32_t threads;           /* 0 = all usable cores */
+    enum opt_dtype dtype;       /* auto: the checkpoint's; f32 stays f32, bf16 and f16 run as bf16 */
+    enum opt_gemm gemm;         /* whose matrix products on a GPU (be_params.own_gemm); auto: KVASIR_GEMM */
+    enum opt_quantize quantize; /* float matrices */
+    bool float_vision;          /* no quants in the image tower */
+    enum opt_kv_dtype kv_dtype; /* auto: the compute type */
+    uint64_t kv_bytes;          /* size of the KV arena; 0 = from free memory */
+    uint32_t context_max;       /* 0 = the checkpoint's max_position_embeddings */
+    uint32_t batch_tokens_max;  /* rows of one step; 0 = 2048 */
+    uint32_t sequences_max;     /* sequences of one step; 0 = 64 */
+    uint64_t weight_bytes;      /* with random_weights: what the real ones take; 0 = as bf16 */
     bool random_weights; /* for benchmarks: model_dir holds only config.json; weights are random (seeded),
                             bf16 unless dtype is f32 */
     bool profile;        /* engine_profile_*; on a GPU steps are slower and use no graphs */

@@ -37,7 +37,7 @@ struct kv_layout {
 /* ---- memory plan ---- */
 struct engine_plan {
     enum be_dtype act;
-    enum weights_quantize quantize;
+    enum opt_quantize quantize;
     bool float_vision;
     enum be_kv_type kv_type;
     uint32_t context_max, batch_tokens_max, sequences_max,

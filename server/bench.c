@@ -22,12 +22,13 @@
 enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, IMAGE_TOKENS = 4096 };
 
 struct bench_args {
-    const char *model, *shape, *backend, *kernels, *dtype, *quantize, *kv_dtype;
+    const char *model, *shape, *kernels;
+    int backend, dtype, quantize, kv_dtype, gemm;
     uint32_t threads, repeats, context;
     uint32_t prefill[LIST_MAX], prefill_count;
     uint32_t decode[LIST_MAX], decode_count;
     uint32_t right[LIST_MAX], right_count;
-    const char *drafter, *gemm;
+    const char *drafter;
     bool vision, json, profile;
 };
 
@@ -106,14 +107,14 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
     for (int c; (c = getopt_long(argc, argv, "", opts, NULL)) != -1;) {
         bool ok = true;
         switch (c) {
-        case 'b': a->backend = optarg; break;
+        case 'b': ok = (a->backend = option_value("backend", optarg)) >= 0; break;
         case 'm': a->model = optarg; break;
         case 's': a->shape = optarg; break;
         case 'k': a->kernels = optarg; break;
-        case 'd': a->dtype = optarg; break;
-        case 'B': a->gemm = optarg; break;
-        case 'q': a->quantize = optarg; break;
-        case 'K': a->kv_dtype = optarg; break;
+        case 'd': ok = (a->dtype = option_value("dtype", optarg)) >= 0; break;
+        case 'B': ok = (a->gemm = option_value("gemm", optarg)) >= 0; break;
+        case 'q': ok = (a->quantize = option_value("quantize", optarg)) >= 0; break;
+        case 'K': ok = (a->kv_dtype = option_value("kv-dtype", optarg)) >= 0; break;
         case 'v': a->vision = true; break;
         case 'g': ok = parse_numbers(optarg, a->right, &a->right_count, 0, 100); break;
         case 'G': a->drafter = optarg; break;
@@ -515,13 +516,13 @@ int bench_main(int argc, char **argv)
     if (a.vision && longest < IMAGE_TOKENS) longest = IMAGE_TOKENS;
     struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
                                  .draft_dir = a.right_count ? a.drafter : NULL,
-                                 .backend = a.backend ? a.backend : "auto",
+                                 .backend = (enum opt_backend)a.backend,
                                  .kernels = a.kernels ? a.kernels : env_get("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
-                                 .dtype = a.dtype ? a.dtype : "auto",
-                                 .gemm = a.gemm,
-                                 .quantize = a.quantize,
-                                 .kv_dtype = a.kv_dtype,
+                                 .dtype = (enum opt_dtype)a.dtype,
+                                 .gemm = (enum opt_gemm)a.gemm,
+                                 .quantize = (enum opt_quantize)a.quantize,
+                                 .kv_dtype = (enum opt_kv_dtype)a.kv_dtype,
                                  .profile = a.profile,
                                  .context_max = longest,
                                  .sequences_max = batch,

@@ -225,10 +225,9 @@ int main(int argc, char **argv)
     }
     struct options opt;
     struct err err = {0};
-    enum log_level level;
     if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err), 2;
-    if (log_level_parse(opt.log_level, &level)) log_set_level(level);
-    log_set_json(strcmp(opt.log_format, "json") == 0);
+    log_set_level(opt.log_level);
+    log_set_json(opt.log_format == LOG_FORMAT_JSON);
     if (opt.log_file && !log_open_file(opt.log_file))
         (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;

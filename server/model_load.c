@@ -31,20 +31,20 @@ static void load_progress(void *arg, uint64_t done, uint64_t total)
 
 struct engine_options server_engine_options(const struct options *o, const char *model_dir)
 {
-    bool drafts = strcmp(o->draft_tokens, "0") != 0;
+    bool drafts = o->draft_tokens > 0;
     return (struct engine_options){.model_dir = model_dir,
                                    .mmproj = o->mmproj,
                                    .draft_dir = drafts ? o->draft_model : NULL,
                                    .own_drafter = drafts,
                                    .backend = o->backend,
-                                   .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
+                                   .kernels = option_word("cpu-kernels", o->cpu_kernels),
                                    .threads = (uint32_t)o->threads,
                                    .dtype = o->dtype,
-                                   .gemm = o->gemm,
+                                   .gemm = o->gemm == GEMM_AUTO ? GEMM_CUBLAS : o->gemm,
                                    .quantize = o->quantize,
                                    .float_vision = !o->quantize_vision,
                                    .kv_dtype = o->kv_dtype,
-                                   .kv_bytes = o->kv_memory,
+                                   .kv_bytes = o->kv_memory == OPTION_AUTO ? 0 : o->kv_memory,
                                    .context_max = (uint32_t)o->max_context,
                                    .batch_tokens_max = (uint32_t)o->max_batch_tokens,
                                    .sequences_max = (uint32_t)o->max_sequences};
@@ -53,9 +53,9 @@ struct engine_options server_engine_options(const struct options *o, const char 
 /* On a GPU a verify step does not use the recorded CUDA graphs; prompt lookup has no measured gain there. */
 static uint32_t draft_tokens(const struct options *o, const struct model *m)
 {
-    if (strcmp(o->draft_tokens, "auto") == 0)
+    if (o->draft_tokens == OPTION_AUTO)
         return m->caps.drafts || strncmp(m->info->backend, "cpu", 3) == 0 ? 8 : 0;
-    return (uint32_t)strtoul(o->draft_tokens, NULL, 10);
+    return (uint32_t)o->draft_tokens;
 }
 
 static void announce(void *arg)
@@ -72,7 +72,7 @@ static enum status events_open(const struct options *o, struct model *m, struct 
                                     .replay = o->kv_events_replay,
                                     .block_tokens = o->kv_events_block ? (uint32_t)o->kv_events_block
                                                                        : m->caps.block_tokens,
-                                    .map = strcmp(o->kv_events_layout, "map") == 0,
+                                    .map = o->kv_events_layout == KV_EVENTS_LAYOUT_MAP,
                                     .one_group = m->caps.group_count == 1},
         &m->events, err);
     if (!st) so->event_sink = kv_events_sink(m->events);
@@ -157,7 +157,7 @@ static void content_hash(void *arg)
 
 static void content_hash_start(struct content_hash *c)
 {
-    if (!c->o->cache_dir || strcmp(c->o->prefix_cache, "off") == 0) return;
+    if (!c->o->cache_dir || !c->o->prefix_cache) return;
     c->started = uv_thread_create(&c->thread, content_hash, c) == 0;
 }
 
@@ -226,10 +226,10 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     struct sched_options so = {.queue_max = 2 * (uint32_t)o->max_queue, /* server_queue_admits */
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
                                .step_us = (uint32_t)o->step_ms * 1000u,
-                               .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
+                               .no_prefix_cache = !o->prefix_cache,
                                .features_bytes = o->encoder_cache_memory,
                                .draft_max = draft_tokens(o, m),
-                               .draft_always = m->caps.drafts && strcmp(o->draft_tokens, "auto") != 0,
+                               .draft_always = m->caps.drafts && o->draft_tokens != OPTION_AUTO,
                                .project = m->pooling->dense_count ? pooling_project : NULL,
                                .project_arg = m->pooling,
                                .pooled_width = m->pooling->width,
@@ -241,7 +241,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     disk.about = about;
     if (cache_binding(&content, m, disk.binding)) so.disk = &disk;
     so.host_bytes = o->cache_host;
-    so.load_always = strcmp(o->cache_load, "always") == 0;
+    so.load_always = o->cache_load == CACHE_LOAD_ALWAYS;
     st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);

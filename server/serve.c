@@ -120,7 +120,7 @@ static void loaded_event(uv_async_t *a)
              s->ctx.model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
              s->ctx.model->caps.context_max, mi->fingerprint);
     if (mi->gemm) log_info("gemm=%s", mi->gemm);
-    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->ctx.opt->prefix_cache,
+    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->ctx.opt->prefix_cache ? "on" : "off",
              (unsigned long long)(s->ctx.model->caps.arena_grains * s->ctx.model->caps.grain_bytes >> 20),
              (unsigned long long)(s->ctx.opt->encoder_cache_memory >> 20));
     if (s->health.phase != SRV_LOADING) return;

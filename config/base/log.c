@@ -36,17 +36,6 @@ bool log_enabled(enum log_level level)
     return (int)level <= atomic_load_explicit(&current_level, memory_order_relaxed);
 }
 
-bool log_level_parse(const char *name, enum log_level *out)
-{
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            *out = (enum log_level)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 #define ERASE "\r\033[K" /* the cursor's line */
 
 static pthread_mutex_t lock =

@@ -19,8 +19,6 @@ void log_set_level(enum log_level level);
 void log_set_json(bool json);
 bool log_open_file(const char *path); /* in place of stderr; or opens it again. False: errno says why */
 bool log_enabled(enum log_level level);
-/* "error", "warn", "info", "debug" -> level; false when unknown. */
-bool log_level_parse(const char *name, enum log_level *out);
 /* The status line shown below the log on a terminal, until the next line or status; NULL clears it. false,
  * and nothing is written: stderr is not a terminal, or info is not logged. */
 bool log_status(const char *text);

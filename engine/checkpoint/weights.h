@@ -3,6 +3,7 @@
 #ifndef KVASIR_WEIGHTS_H
 #define KVASIR_WEIGHTS_H
 
+#include "config/options.h"
 #include "engine/model/model_desc.h"
 #include "engine/checkpoint/safetensors.h"
 #include "kernels/backend.h"
@@ -111,12 +112,11 @@ struct weights_inventory {
     char ignored_names[400]; /* the first few, comma-separated */
 };
 /* Float matrices become integers of so many bits, those of the image tower at least 8. */
-enum weights_quantize { QUANTIZE_NONE = 0, QUANTIZE_INT8, QUANTIZE_INT4 };
 /* How weights are kept. */
 struct weight_format {
     enum be_dtype act;
     bool quants; /* the backend takes quants; else a file's blocks become floats */
-    enum weights_quantize quantize;
+    enum opt_quantize quantize;
     bool float_vision; /* the image tower has no quants */
 };
 /* What config.json does not say: sets expert_layout from the checkpoint's tensors (the family sets the

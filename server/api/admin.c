@@ -13,14 +13,14 @@ enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
-    const char *how = s->ctx.opt->enable_admin;
+    enum opt_enable_admin how = s->ctx.opt->enable_admin;
     /* A browser on this machine can also reach the server, on behalf of any page. */
     bool page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
     bool own = s->auth ? r->http.may_precede || r->http.one_key : s->loopback && !page;
-    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && own)) return true;
+    if (how == ENABLE_ADMIN_ON || (how == ENABLE_ADMIN_AUTO && own)) return true;
     (void)api_fail(&r->response.error, 403, "insufficient_permissions", NULL,
                    "This server does not offer admin calls%s (--enable-admin).",
-                   s->auth && strcmp(how, "auto") == 0
+                   s->auth && how == ENABLE_ADMIN_AUTO
                        ? " to this API key, which has no \"priority\" in --api-key-file"
                        : "");
     request_fail(r);

@@ -181,7 +181,7 @@ static bool is_billing_header(const struct intake *t, json_t *block)
     static const char front[] = "x-anthropic-billing-header:";
     const char *text = json_string_value(field(block, "text"));
     return text && strncmp(text, front, strlen(front)) == 0 && !strchr(text, '\n') &&
-           strcmp(t->g->ctx->opt->billing_header, "drop") == 0;
+           t->g->ctx->opt->billing_header == BILLING_HEADER_DROP;
 }
 
 /* Results of Anthropic's own tools: not in the prompt. */

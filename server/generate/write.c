@@ -588,7 +588,7 @@ static void dialect_write(struct generation *g)
 void gen_stream_write(struct generation *g)
 {
     struct request *r = g->r;
-    bool merged = strcmp(r->srv->ctx.opt->stream_finish, "merged") == 0;
+    bool merged = r->srv->ctx.opt->stream_finish == STREAM_FINISH_MERGED;
     if (g->dialect) {
         dialect_write(g);
         return;

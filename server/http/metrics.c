@@ -398,7 +398,7 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
       "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\","
       "model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
       caps->block_tokens, s->ctx.model ? s->ctx.model->info->kv_dtype : "",
-      strcmp(s->ctx.opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
+      s->ctx.opt->prefix_cache ? "True" : "False", w->m->model_label,
       (unsigned long long)(grains ? st->arena_grains / grains : 0));
 }
 

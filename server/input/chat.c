@@ -61,7 +61,7 @@ static enum status render(struct chat *c)
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = c->g->q.control_parse ||
-                                                   strcmp(c->r->srv->ctx.opt->control_tokens, "parse") == 0,
+                                                   c->r->srv->ctx.opt->control_tokens == CONTROL_TOKENS_PARSE,
                                   .trace = p->return_cache_info};
     enum status st = template_render(c->g->q.tmpl ? c->g->q.tmpl : m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);

@@ -253,7 +253,7 @@ static enum status make_one(struct generation *g, const struct image_ref *ref, s
     if (error) return image_fail(g, error, ref, &err);
     image_hash_cache_id(image_hashes, g->caller.salt, &file->ask, file->bytes, file->len, file->file_hash);
     /* Without caching across requests the pixels are always needed. */
-    bool kept = strcmp(g->ctx->opt->prefix_cache, "on") == 0;
+    bool kept = g->ctx->opt->prefix_cache;
     if (kept && image_hash_cache_get(image_hashes, file->file_hash, parts))
         return ST_OK; /* keep the file: its pixels may be needed later */
     enum status st = decode(g, ref, file, prepared, parts);

@@ -354,7 +354,7 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
     struct inference_request *p = &m->g->q;
     const struct tool_syntax *s = tool_syntax(m->g->rules.calls);
     if (!s->plain &&
-        (strcmp(m->g->ctx->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
+        (m->g->ctx->opt->tool_parser == TOOL_PARSER_STRICT || p->tool_choice.required || p->format.kind ||
          p->continue_final_message || (any_strict(tools) && s->arguments != TOOL_ARGUMENTS_JSON)))
         return ST_OK;
     m->g->rules.bare_calls = json_object();

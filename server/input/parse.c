@@ -64,7 +64,7 @@ struct sampling_defaults sampling_defaults(const struct server *s)
 {
     const struct hf_generation *d = &s->ctx.model->info->generation;
     struct sampling_defaults out = {.temperature = 1, .top_p = 1, .repetition = 1};
-    if (strcmp(s->ctx.opt->generation_config, "auto") != 0) return out;
+    if (s->ctx.opt->generation_config == GENERATION_CONFIG_IGNORE) return out;
     if (d->has_temperature) out.temperature = d->temperature;
     if (d->has_do_sample && !d->do_sample) out.temperature = 0;
     if (d->has_top_p) out.top_p = d->top_p;
@@ -118,7 +118,7 @@ static int bias_order(const void *a, const void *b)
 static enum status parse_bias(struct generation *g, json_t *root)
 {
     const struct hf_generation *d = &g->ctx->model->info->generation;
-    bool use = strcmp(g->ctx->opt->generation_config, "auto") == 0;
+    bool use = g->ctx->opt->generation_config == GENERATION_CONFIG_AUTO;
     uint32_t never = use ? d->suppress_count : 0;
     json_t *map = field(root, "logit_bias");
     if (map && !json_is_object(map))
@@ -369,7 +369,7 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
 void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32])
 {
     static const char purpose[] = "kvasir cache salt", of_key[] = "kvasir cache salt of an API key";
-    bool by_key = r->http.has_key && strcmp(r->srv->ctx.opt->cache_scope, "key") == 0;
+    bool by_key = r->http.has_key && r->srv->ctx.opt->cache_scope == CACHE_SCOPE_KEY;
     crypto_hash_sha256_state h;
     memset(out, 0, 32);
     if (!by_key && !len) return;

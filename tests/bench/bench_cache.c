@@ -96,8 +96,7 @@ int main(int argc, char **argv)
         return 2;
     }
     uint32_t m = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 64, state = 1;
-    struct engine_options opt = {
-        .model_dir = argv[1], .backend = "auto", .dtype = "auto", .kv_bytes = 3ull << 30};
+    struct engine_options opt = {.model_dir = argv[1], .kv_bytes = 3ull << 30};
     struct engine *e;
     struct err err = {{0}};
     struct engine_caps caps;

@@ -141,8 +141,8 @@ int main(int argc, char **argv)
         ok = f && fputs(shapes[k].config, f) >= 0;
         if (f) ok = fclose(f) == 0 && ok;
         struct engine_options opt = {.model_dir = dir,
-                                     .backend = backend,
-                                     .dtype = "bf16",
+                                     .backend = (enum opt_backend)option_value("backend", backend),
+                                     .dtype = DTYPE_BF16,
                                      .context_max = PROMPT + STEPS,
                                      .batch_tokens_max = tiny ? 128 : 2048,
                                      .sequences_max = tiny ? 8 : SEQS_MAX,

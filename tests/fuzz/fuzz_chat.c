@@ -19,7 +19,7 @@ static bool set_up(void)
     static char name[] = "--model", dir[] = "tests/golden/qwen/qwen3_vl_f32";
     char *args[] = {name, dir};
     struct err err = {""};
-    struct engine_options eo = {.model_dir = dir, .backend = "cpu", .dtype = "auto", .threads = 1};
+    struct engine_options eo = {.model_dir = dir, .backend = BACKEND_CPU, .threads = 1};
     eo.kv_bytes = 8u << 20;
     server = calloc(1, sizeof *server);
     bool ok = server && sodium_init() >= 0 && !options_parse(2, args, &options, &err) &&

@@ -106,9 +106,9 @@ bool test_has(const char *kernels)
     return strcmp(kernels, "cuda") == 0 || strcmp(kernels, "reference") == 0;
 }
 
-const char *test_engine_backend(const char *set)
+enum opt_backend test_engine_backend(const char *set)
 {
-    return strcmp(set, "cuda") == 0 ? "cuda" : "cpu";
+    return strcmp(set, "cuda") == 0 ? BACKEND_CUDA : BACKEND_CPU;
 }
 
 const char *test_engine_kernels(const char *set)

@@ -5,6 +5,7 @@
 #ifndef KVASIR_TEST_BACKEND_SETS_H
 #define KVASIR_TEST_BACKEND_SETS_H
 
+#include "config/options.h"
 #include "kernels/backend.h"
 
 /* Removes `--backend cpu|cuda` from the arguments. Ends the program with a message if the device is
@@ -22,7 +23,7 @@ uint32_t test_threads(void);
 const struct be_ops *test_ops(void);
 bool test_has(const char *kernels);
 /* engine_options.backend and .kernels for one of backend_sets. */
-const char *test_engine_backend(const char *set);
+enum opt_backend test_engine_backend(const char *set);
 const char *test_engine_kernels(const char *set);
 
 #define be_cpu_ops     test_ops

@@ -316,8 +316,8 @@ static bool bench_shape(struct bench_report *r, const struct shape *s, const cha
     if (!write_config(tiny ? s->tiny : s->config, dir)) return false;
     uint64_t kv = (uint64_t)32 << 30;
     struct engine_options opt = {.model_dir = dir,
-                                 .backend = backend,
-                                 .dtype = "bf16",
+                                 .backend = (enum opt_backend)option_value("backend", backend),
+                                 .dtype = DTYPE_BF16,
                                  .context_max = longest + 64,
                                  .batch_tokens_max = longest,
                                  .sequences_max = tiny ? 8 : SEQS_MAX,

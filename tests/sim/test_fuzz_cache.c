@@ -199,7 +199,7 @@ struct totals { /* counters first: add_totals goes over them */
 };
 
 /* ---- one run: a checkpoint on a kernel set, one scheduler and its requests ---- */
-struct options {
+struct fuzz_options {
     uint32_t requests;
     uint64_t seed;
     const char *model, *kernels, *quantize; /* quantize NULL: every third instance int8, every third int4 */
@@ -212,7 +212,7 @@ struct options {
     bool first;         /* answers alone are compared, to the first difference: a bug is known to be there */
 };
 struct run {
-    const struct options *o;
+    const struct fuzz_options *o;
     const char *model, *kernels, *dtype, *quantize, *kv_dtype;
     uint32_t instance;
     struct sched_options opt;        /* of the warm scheduler */
@@ -241,7 +241,7 @@ struct run {
     struct totals t;
 };
 
-static bool has_bug(const struct options *o)
+static bool has_bug(const struct fuzz_options *o)
 {
     return o->drop_size || o->drop_end || o->first;
 }
@@ -602,9 +602,9 @@ static void run_cold(struct run *r, struct spec *p)
     struct sched_event ev;
     struct err err;
     struct request q = {.spec = p, .in_doubt = IMAGES_MAX};
-    struct options right = *r->o; /* the reference has no bugs */
+    struct fuzz_options right = *r->o; /* the reference has no bugs */
     right.drop_size = right.drop_end = false;
-    const struct options *o = r->o;
+    const struct fuzz_options *o = r->o;
     r->o = &right;
     fill_prompt(r, &q);
     r->o = o;
@@ -1001,9 +1001,9 @@ static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32
     struct err err;
     struct engine_options opt = {.model_dir = r->model,
                                  .kernels = r->kernels,
-                                 .dtype = r->dtype,
-                                 .quantize = r->quantize,
-                                 .kv_dtype = r->kv_dtype,
+                                 .dtype = (enum opt_dtype)option_value("dtype", r->dtype),
+                                 .quantize = (enum opt_quantize)option_value("quantize", r->quantize),
+                                 .kv_dtype = (enum opt_kv_dtype)option_value("kv-dtype", r->kv_dtype),
                                  .threads = threads,
                                  .kv_bytes = kv_bytes,
                                  .batch_tokens_max = batch_tokens,
@@ -1143,8 +1143,8 @@ static void add_totals(struct totals *to, const struct totals *from)
     to->seconds += from->seconds;
 }
 
-static void run_instance(const struct options *o, const char *model, const char *kernels, uint32_t instance,
-                         struct totals *sum)
+static void run_instance(const struct fuzz_options *o, const char *model, const char *kernels,
+                         uint32_t instance, struct totals *sum)
 {
     static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, images[] = {15, 40, 60},
                           rates[] = {5, 30, 70, 95}, talks[] = {10, 30, 80};
@@ -1232,7 +1232,7 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
 }
 
 /* The families in turns, so that a short run meets all. */
-static uint32_t find_models(const struct options *o)
+static uint32_t find_models(const struct fuzz_options *o)
 {
     static const char *const families[FAMILIES] = {"gemma3", "qwen",       "paligemma", "gemma4",
                                                    "gemma",  "gemma4-mtp", "native",    "tiles"};
@@ -1254,7 +1254,7 @@ static uint32_t find_models(const struct options *o)
     return all;
 }
 
-static uint32_t find_sets(const struct options *o, const char *sets[4])
+static uint32_t find_sets(const struct fuzz_options *o, const char *sets[4])
 {
     static const char *const all[] = {"amx", "avx512", "avx2", "reference"};
     uint32_t n = 0;
@@ -1320,7 +1320,7 @@ static void check_not_vacuous(const char *name, const struct totals *t)
 
 /* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the
  * instance that ran last. */
-static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
+static uint64_t fuzz(const struct fuzz_options *o, bool print, uint32_t *last)
 {
     static struct totals by_model[MODELS_MAX];
     struct totals all = {0};
@@ -1381,7 +1381,7 @@ static const struct bug {
     bool drop_size, drop_end;
 } bugs[] = {{"image-key", "gemma3", true, false}, {"whole-key", "paligemma", false, true}};
 
-static void put_in(struct options *o, const char *name)
+static void put_in(struct fuzz_options *o, const char *name)
 {
     const struct bug *b = bugs;
     for (size_t k = 0; strcmp(b->name, name) != 0; k++, b++)
@@ -1399,7 +1399,7 @@ struct finding {
 
 /* In a process of its own, because a bug may as well make the scheduler or the engine abort or read where
  * nothing is. */
-static void fuzz_apart(const struct options *o, struct finding *f, int *status)
+static void fuzz_apart(const struct fuzz_options *o, struct finding *f, int *status)
 {
     struct finding *shared =
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -1425,7 +1425,7 @@ static void check_bug_of(const char *name, const char *family)
     int status = 0;
     const char *brief = getenv("KVASIR_TEST_SHORT");
     if (brief && strcmp(brief, "2") == 0) skip(); /* a sanitizer has nothing to say about planted bugs */
-    struct options o = {.requests = 60 * PER_INSTANCE, .seed = 7, .instance = -1};
+    struct fuzz_options o = {.requests = 60 * PER_INSTANCE, .seed = 7, .instance = -1};
     put_in(&o, name);
     if (family) o.family = family;
     fuzz_apart(&o, &f, &status);
@@ -1462,14 +1462,15 @@ static void test_finds_whole_key_without_end(void **state)
 static void test_cold_equals_warm(void **state)
 {
     uint32_t last;
-    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? FAMILIES * PER_INSTANCE : 60 * PER_INSTANCE,
-                        .seed = 1,
-                        .instance = -1};
+    struct fuzz_options o = {.requests =
+                                 getenv("KVASIR_TEST_SHORT") ? FAMILIES * PER_INSTANCE : 60 * PER_INSTANCE,
+                             .seed = 1,
+                             .instance = -1};
     (void)state;
     assert_int_equal(fuzz(&o, true, &last), 0);
 }
 
-static struct options by_hand = {.requests = 1000, .seed = 1, .instance = -1};
+static struct fuzz_options by_hand = {.requests = 1000, .seed = 1, .instance = -1};
 
 static void test_by_hand(void **state)
 {
@@ -1478,7 +1479,7 @@ static void test_by_hand(void **state)
     assert_int_equal(fuzz(&by_hand, true, &last), 0);
 }
 
-static bool read_arguments(int argc, char **argv, struct options *o)
+static bool read_arguments(int argc, char **argv, struct fuzz_options *o)
 {
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : "";

@@ -262,7 +262,7 @@ static void a_damaged_drafter_drafts_tokens(void **state)
 
 static void expect_error(const char *model, const char *drafter, const char *text)
 {
-    struct engine_options opt = {.model_dir = model, .draft_dir = drafter, .backend = "cpu"};
+    struct engine_options opt = {.model_dir = model, .draft_dir = drafter, .backend = BACKEND_CPU};
     struct engine *e;
     struct err err = {{0}};
     assert_int_not_equal(engine_open(&opt, &e, &err), ST_OK);

@@ -238,7 +238,7 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
                                  .batch_tokens_max = 256,
                                  .sequences_max = 4,
                                  .own_drafter = true,
-                                 .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
+                                 .dtype = strstr(variant, "_f16") ? DTYPE_F32 : DTYPE_AUTO};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     assert_int_equal(e->net.inventory.ignored, 0); /* what transformers saved is used to the last tensor */
     assert_string_equal(engine_model(e)->dtype, low ? "bf16" : "f32");
@@ -296,7 +296,7 @@ static uint32_t run_integers(struct engine_options opt, const char *family, cons
     opt.kv_bytes = 8u << 20;
     opt.batch_tokens_max = 256;
     opt.sequences_max = 4;
-    opt.dtype = "f32";
+    opt.dtype = DTYPE_F32;
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     golden_open(&g, family, variant, engine_model(e)->image.present ? &engine_model(e)->image.config : NULL);
     uint32_t failed = 0;
@@ -350,9 +350,9 @@ static void test_integers(void **state)
             snprintf(tower, sizeof tower, "%s/tests/golden/gguf/%s-mmproj.gguf", golden_root(), all[i].file);
             golden_dir(dir, sizeof dir, all[i].family, all[i].variant);
             struct engine_options gguf = {.model_dir = file, .mmproj = all[i].tower ? tower : NULL},
-                                  int8 = {.model_dir = dir, .quantize = "int8"},
-                                  int4 = {.model_dir = dir, .quantize = "int4"},
-                                  kv_int8 = {.model_dir = dir, .kv_dtype = "int8"};
+                                  int8 = {.model_dir = dir, .quantize = QUANTIZE_INT8},
+                                  int4 = {.model_dir = dir, .quantize = QUANTIZE_INT4},
+                                  kv_int8 = {.model_dir = dir, .kv_dtype = KV_DTYPE_INT8};
             /* The device makes floats of all of them: one file shows that it can. */
             if (!BACKEND_ON_CPU && i > 0) continue;
             printf("%s as GGUF, int8, int4, KV in int8\n", all[i].file);

@@ -24,7 +24,7 @@ enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 300, HIDDEN_MAX = 
 struct variant {
     const char *family, *name;
 };
-static const char *kv_dtype = "auto"; /* of the engines */
+static enum opt_kv_dtype kv_dtype = KV_DTYPE_AUTO; /* of the engines */
 
 #define SETS backend_sets
 
@@ -270,7 +270,8 @@ static void check_variants(const struct variant *variants, size_t count)
             if (getenv("KVASIR_TEST_SHORT") && !test_briefly() && !name && i % 4 != k)
                 continue; /* each on one set */
             check_set(&variants[i], i, SETS[k]);
-            printf("  %s %s, KV %s: bit-equal\n", SETS[k], variants[i].name, kv_dtype);
+            printf("  %s %s, KV %s: bit-equal\n", SETS[k], variants[i].name,
+                   option_word("kv-dtype", kv_dtype));
         }
     }
 }
@@ -346,9 +347,9 @@ static void test_kv_q8(void **state)
                                           {"qwen", "qwen3_vl_f32"}};
     (void)state;
     if (!BACKEND_ON_CPU) skip();
-    kv_dtype = "int8";
+    kv_dtype = KV_DTYPE_INT8;
     check_variants(int8, sizeof int8 / sizeof int8[0]);
-    kv_dtype = "auto";
+    kv_dtype = KV_DTYPE_AUTO;
 }
 
 /* The comparison can fail: other weights, another seed and quants for keys and values do change the result.
@@ -363,9 +364,9 @@ static void test_it_can_fail(void **state)
     assert_memory_not_equal(a.out, b.out, sizeof a.out);
     assert_memory_not_equal(a.hidden, b.hidden, sizeof a.hidden);
     if (BACKEND_ON_CPU) {
-        kv_dtype = "int8";
+        kv_dtype = KV_DTYPE_INT8;
         run_one(&f32, SETS[0], 1, 0, 0, false, 0, &b);
-        kv_dtype = "auto";
+        kv_dtype = KV_DTYPE_AUTO;
     }
     assert_memory_not_equal(a.out, b.out, sizeof a.out);
     run_one(&f32, SETS[0], 1, 0, 0, true, 0, &b);

@@ -81,10 +81,6 @@ static void test_refusals(void **state)
                           o;
     refused((struct engine_options){.model_dir = "/nonexistent/place"}, ST_NOT_FOUND, "config.json");
     refused((struct engine_options){0}, ST_NOT_FOUND, "config.json");
-    o = good, o.dtype = "int3";
-    refused(o, ST_INVALID, "int3");
-    o = good, o.backend = "tpu";
-    refused(o, ST_UNSUPPORTED, "tpu");
     o = good, o.kernels = "sse1";
     refused(o, ST_UNSUPPORTED, "sse1");
     o = good, o.kv_bytes = 100;
@@ -339,7 +335,7 @@ static void spoil(struct engine *e, uint32_t group, uint32_t block_offset, uint3
 
 /* Blocks copied to another place serve the same sequence: the rest of its tokens come out bit for bit. So
  * they do when another request's follow in the original. */
-static void move_kv(const char *kv_dtype, bool host)
+static void move_kv(enum opt_kv_dtype kv_dtype, bool host)
 {
     char dir[600];
     uint32_t prompt[100];
@@ -349,7 +345,7 @@ static void move_kv(const char *kv_dtype, bool host)
     golden_dir(dir, sizeof dir, "gemma3", "text_f32");
     struct engine_options opt = {.model_dir = dir,
                                  .kv_dtype = kv_dtype,
-                                 .backend = strcmp(kv_dtype, "int8") == 0 ? "cpu" : NULL,
+                                 .backend = kv_dtype == KV_DTYPE_INT8 ? BACKEND_CPU : BACKEND_AUTO,
                                  .threads = 2,
                                  .kv_bytes = 8u << 20,
                                  .batch_tokens_max = 128,
@@ -369,7 +365,7 @@ static void move_kv(const char *kv_dtype, bool host)
             assert_true(m.next_unit <= m.caps.arena_grains);
             uint32_t filled = b.done - k * m.caps.block_tokens;
             bool last = k + 1 == (b.done + m.caps.block_tokens - 1) / m.caps.block_tokens;
-            if (last && strcmp(kv_dtype, "int8") != 0) /* no NaN there */
+            if (last && kv_dtype != KV_DTYPE_INT8) /* no NaN there */
                 spoil(e, g, b.tables[g][k], filled);
             if (filled > m.caps.block_tokens) filled = m.caps.block_tokens;
             if (host) {
@@ -399,9 +395,9 @@ static void move_kv(const char *kv_dtype, bool host)
 static void test_kv_copy(void **state)
 {
     (void)state;
-    move_kv("auto", false);
-    move_kv("auto", true);
-    move_kv("int8", true);
+    move_kv(KV_DTYPE_AUTO, false);
+    move_kv(KV_DTYPE_AUTO, true);
+    move_kv(KV_DTYPE_INT8, true);
 }
 
 /* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step
@@ -506,7 +502,7 @@ static void test_quantize(void **state)
                 {"tests/golden/gemma3/window_small_f32", "int8", true}};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct engine_options o = {.model_dir = rows[i].model, .backend = "cpu", .kv_bytes = 1u << 20};
+        struct engine_options o = {.model_dir = rows[i].model, .backend = BACKEND_CPU, .kv_bytes = 1u << 20};
         char plain[sizeof((struct model_info *)0)->fingerprint];
         struct engine *e;
         struct err err = {{0}};
@@ -514,7 +510,7 @@ static void test_quantize(void **state)
         strcpy(plain, engine_model(e)->fingerprint);
         if (rows[i].changes) assert_string_equal(engine_model(e)->weights, engine_model(e)->dtype);
         engine_close(e);
-        o.quantize = "int8";
+        o.quantize = QUANTIZE_INT8;
         if (engine_open(&o, &e, &err)) fail_msg("%s", err.msg);
         assert_string_equal(engine_model(e)->weights, rows[i].weights);
         assert_int_equal(strcmp(engine_model(e)->fingerprint, plain) != 0, rows[i].changes);

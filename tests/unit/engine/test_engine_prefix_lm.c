@@ -67,7 +67,7 @@ static void test_memory_is_the_bound(void **state)
     assert_true(f && fputs(config, f) >= 0 && fclose(f) == 0);
     struct engine_options opt = {.model_dir = dir,
                                  .kernels = "reference",
-                                 .dtype = "f32",
+                                 .dtype = DTYPE_F32,
                                  .threads = 1,
                                  .sequences_max = 2,
                                  .kv_bytes = 1u << 20,

@@ -68,12 +68,12 @@ static struct result run(struct engine_options opt, const char *family, const ch
     struct golden g;
     struct engine *e;
     struct err err;
-    opt.backend = "cpu";
+    opt.backend = BACKEND_CPU;
     if (!opt.threads) opt.threads = 2;
     opt.kv_bytes = 8u << 20;
     opt.batch_tokens_max = 256;
     opt.sequences_max = 4;
-    if (!opt.dtype) opt.dtype = "f32";
+    if (!opt.dtype) opt.dtype = DTYPE_F32;
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     r.bytes = engine_model(e)->weight_bytes;
     strcpy(r.fingerprint, engine_model(e)->fingerprint);
@@ -141,10 +141,10 @@ static void check(const char *family, const char *variant)
         drop(&f32);
         return;
     }
-    opt.dtype = "bf16";
+    opt.dtype = DTYPE_BF16;
     struct result bf16 = run(opt, family, variant, 0);
-    opt.dtype = "f32";
-    opt.quantize = "int8";
+    opt.dtype = DTYPE_F32;
+    opt.quantize = QUANTIZE_INT8;
     struct result int8 = run(opt, family, variant, 0), sliced = run(opt, family, variant, 1);
     opt.threads = 1;
     struct result alone = run(opt, family, variant, 2);
@@ -219,7 +219,7 @@ static void test_costs(void **state)
         char dir[600];
         golden_dir(dir, sizeof dir, "tiles", variants[i]);
         struct engine_options opt = {
-            .model_dir = dir, .backend = "cpu", .threads = 2, .kv_bytes = 8u << 20, .profile = true};
+            .model_dir = dir, .backend = BACKEND_CPU, .threads = 2, .kv_bytes = 8u << 20, .profile = true};
         struct engine_profile_part parts[ENGINE_PROFILE_PARTS];
         struct engine_costs costs;
         struct result r = {0};

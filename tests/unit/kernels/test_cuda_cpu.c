@@ -130,7 +130,7 @@ static void scores_take(struct scores *s, const char *family, const char *varian
                                  .kv_bytes = 8u << 20,
                                  .batch_tokens_max = 256,
                                  .sequences_max = 4,
-                                 .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
+                                 .dtype = strstr(variant, "_f16") ? DTYPE_F32 : DTYPE_AUTO};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     golden_open(&g, family, variant, engine_model(e)->image.present ? &engine_model(e)->image.config : NULL);
     assert_true(g.case_count <= CASES_MAX);

@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,15 +29,15 @@ static void test_defaults(void **state)
     assert_string_equal(o.host, "127.0.0.1");
     assert_int_equal(o.port, 8000);
     assert_null(o.model);
-    assert_int_equal(o.kv_memory, 0);
+    assert_true(o.kv_memory == OPTION_AUTO);
     assert_int_equal(o.max_body_bytes, 64u << 20);
     assert_int_equal(o.max_queue, 1024);
-    assert_string_equal(o.prefix_cache, "on");
+    assert_true(o.prefix_cache);
     assert_int_equal(o.encoder_cache_memory, 256u << 20);
     assert_null(o.cache_dir);
     assert_int_equal(o.cache_disk, 16ull << 30);
     assert_int_equal(o.request_timeout, 0);
-    assert_string_equal(o.enable_admin, "auto");
+    assert_int_equal(o.enable_admin, ENABLE_ADMIN_AUTO);
     assert_false(o.accept_any_model);
     options_fini(&o);
 }
@@ -54,13 +55,13 @@ static void test_good(void **state)
     assert_int_equal(o.kv_memory, 2ull << 30);
     assert_true(o.accept_any_model);
     assert_int_equal(o.max_n, 4);
-    assert_string_equal(o.dtype, "f32");
+    assert_int_equal(o.dtype, DTYPE_F32);
     options_fini(&o);
     assert_int_equal(PARSE(&o, &err, "--draft-tokens", "16"), ST_OK);
-    assert_string_equal(o.draft_tokens, "16");
+    assert_int_equal(o.draft_tokens, 16);
     options_fini(&o);
     assert_int_equal(PARSE(&o, &err, "--kv-memory", "auto", "--accept-any-model", "off"), ST_OK);
-    assert_int_equal(o.kv_memory, 0);
+    assert_true(o.kv_memory == OPTION_AUTO);
     assert_false(o.accept_any_model);
     options_fini(&o);
     static const char *const models[][2] = {{"org/name@v1", "hf:org/name@v1"},
@@ -78,15 +79,77 @@ static void test_good(void **state)
     assert_int_equal(PARSE(&o, &err, "--enable-admin", "--encoder-cache-memory", "64M",
                            "--request-timeout=30", "--prefix-cache"),
                      ST_OK);
-    assert_string_equal(o.enable_admin, "on");
-    assert_string_equal(o.prefix_cache, "on");
+    assert_int_equal(o.enable_admin, ENABLE_ADMIN_ON);
+    assert_true(o.prefix_cache);
     assert_int_equal(o.encoder_cache_memory, 64u << 20);
     assert_int_equal(o.request_timeout, 30);
     options_fini(&o);
     assert_int_equal(PARSE(&o, &err, "--enable-admin", "off", "--prefix-cache", "off"), ST_OK);
-    assert_string_equal(o.enable_admin, "off");
-    assert_string_equal(o.prefix_cache, "off");
+    assert_int_equal(o.enable_admin, ENABLE_ADMIN_OFF);
+    assert_false(o.prefix_cache);
     options_fini(&o);
+}
+
+/* Every word of an option gives its enum's value, and back. */
+static void test_words(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *word;
+        size_t at;
+        unsigned value;
+    } table[] = {
+#define WORD(name, word, field, value) {name, word, offsetof(struct options, field), value}
+        WORD("backend", "auto", backend, BACKEND_AUTO),
+        WORD("backend", "cpu", backend, BACKEND_CPU),
+        WORD("backend", "cuda", backend, BACKEND_CUDA),
+        WORD("dtype", "auto", dtype, DTYPE_AUTO),
+        WORD("dtype", "bf16", dtype, DTYPE_BF16),
+        WORD("dtype", "f32", dtype, DTYPE_F32),
+        WORD("gemm", "auto", gemm, GEMM_AUTO),
+        WORD("gemm", "cublas", gemm, GEMM_CUBLAS),
+        WORD("gemm", "own", gemm, GEMM_OWN),
+        WORD("quantize", "none", quantize, QUANTIZE_NONE),
+        WORD("quantize", "int8", quantize, QUANTIZE_INT8),
+        WORD("quantize", "int4", quantize, QUANTIZE_INT4),
+        WORD("kv-dtype", "auto", kv_dtype, KV_DTYPE_AUTO),
+        WORD("kv-dtype", "bf16", kv_dtype, KV_DTYPE_BF16),
+        WORD("kv-dtype", "int8", kv_dtype, KV_DTYPE_INT8),
+        WORD("generation-config", "auto", generation_config, GENERATION_CONFIG_AUTO),
+        WORD("generation-config", "ignore", generation_config, GENERATION_CONFIG_IGNORE),
+        WORD("tool-parser", "auto", tool_parser, TOOL_PARSER_AUTO),
+        WORD("tool-parser", "strict", tool_parser, TOOL_PARSER_STRICT),
+        WORD("control-tokens", "text", control_tokens, CONTROL_TOKENS_TEXT),
+        WORD("control-tokens", "parse", control_tokens, CONTROL_TOKENS_PARSE),
+        WORD("billing-header", "drop", billing_header, BILLING_HEADER_DROP),
+        WORD("billing-header", "keep", billing_header, BILLING_HEADER_KEEP),
+        WORD("cache-scope", "key", cache_scope, CACHE_SCOPE_KEY),
+        WORD("cache-scope", "server", cache_scope, CACHE_SCOPE_SERVER),
+        WORD("cache-load", "auto", cache_load, CACHE_LOAD_AUTO),
+        WORD("cache-load", "always", cache_load, CACHE_LOAD_ALWAYS),
+        WORD("enable-admin", "auto", enable_admin, ENABLE_ADMIN_AUTO),
+        WORD("enable-admin", "on", enable_admin, ENABLE_ADMIN_ON),
+        WORD("enable-admin", "off", enable_admin, ENABLE_ADMIN_OFF),
+        WORD("stream-finish", "separate", stream_finish, STREAM_FINISH_SEPARATE),
+        WORD("stream-finish", "merged", stream_finish, STREAM_FINISH_MERGED),
+        WORD("log-format", "text", log_format, LOG_FORMAT_TEXT),
+        WORD("log-format", "json", log_format, LOG_FORMAT_JSON),
+        WORD("log-level", "error", log_level, LOG_ERROR),
+        WORD("log-level", "warn", log_level, LOG_WARN),
+        WORD("log-level", "info", log_level, LOG_INFO),
+        WORD("log-level", "debug", log_level, LOG_DEBUG),
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct options o;
+        struct err err = {{0}};
+        char flag[100];
+        snprintf(flag, sizeof flag, "--%s=%s", table[i].name, table[i].word);
+        assert_int_equal(PARSE(&o, &err, flag), ST_OK);
+        assert_int_equal(*(unsigned *)(void *)((char *)&o + table[i].at), table[i].value);
+        assert_string_equal(option_word(table[i].name, table[i].value), table[i].word);
+        options_fini(&o);
+    }
+    assert_int_equal(option_value("dtype", "f64"), -1);
 }
 
 static void test_bad(void **state)
@@ -204,7 +267,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),   cmocka_unit_test(test_good), cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_precedence), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_precedence), cmocka_unit_test(test_help), cmocka_unit_test(test_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
