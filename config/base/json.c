@@ -1,9 +1,8 @@
-/* See json.h. Iterative: nesting uses an entry of a fixed stack, not the C stack. */
+/* See json.h. */
 #include "config/base/json.h"
 
 #include "config/base/file.h"
-#include "config/base/hex.h"
-#include "config/base/json_escape.h"
+#include "config/base/json_text.h"
 #include "config/base/list.h"
 #include "config/base/utf8.h"
 
@@ -14,221 +13,54 @@
 
 enum { DEPTH_MAX = 64, NUMBER_BYTES_MAX = 64 };
 
-struct parser {
-    const char *t;
-    size_t len, at;
-    const char *name;
-    struct json_doc *doc;
-    size_t cap;
-    struct err *err;
-};
-
-static enum status bad(struct parser *p, const char *what)
+/* The kind of a token's node. */
+static enum json_kind kind_of(enum json_token t)
 {
-    return err_set(p->err, ST_FORMAT, "%s: not valid JSON: %s at byte %zu", p->name, what, p->at);
+    static const uint8_t kinds[] = {
+        [JSON_LEX_OBJECT] = JSON_OBJECT, [JSON_LEX_ARRAY] = JSON_ARRAY,   [JSON_LEX_KEY] = JSON_STRING,
+        [JSON_LEX_STRING] = JSON_STRING, [JSON_LEX_NUMBER] = JSON_NUMBER, [JSON_LEX_TRUE] = JSON_TRUE,
+        [JSON_LEX_FALSE] = JSON_FALSE,   [JSON_LEX_NULL] = JSON_NULL};
+    return (enum json_kind)kinds[t];
 }
 
-static void skip_space(struct parser *p)
+static enum status parse(struct json_lexer *x, struct json_doc *d, const char *name, struct err *err)
 {
-    while (p->at < p->len &&
-           (p->t[p->at] == ' ' || p->t[p->at] == '\n' || p->t[p->at] == '\r' || p->t[p->at] == '\t'))
-        p->at++;
-}
-
-static enum status add_node(struct parser *p, enum json_kind kind, size_t at, size_t len, uint32_t *idx)
-{
-    struct json_doc *d = p->doc;
-    if (d->node_count == 1u << 31) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
-    if (!LIST_ROOM(d->nodes, d->node_count, p->cap, 256)) return err_nomem(p->err, p->name);
-    if (idx) *idx = d->node_count;
-    d->nodes[d->node_count] = (struct json_node){
-        .next = d->node_count + 1, .len = (uint32_t)len, .kind = (uint8_t)kind, .at = (uint64_t)at};
-    d->node_count++;
+    uint32_t open[DEPTH_MAX + 1] = {0}; /* by depth */
+    size_t cap = 0;
+    for (enum json_token t; (t = json_lex(x)) != JSON_LEX_END;) {
+        if (t == JSON_LEX_DEEP) return err_set(err, ST_TOO_LARGE, "%s: JSON nested too deeply", name);
+        if (t == JSON_LEX_ERROR)
+            return err_set(err, ST_FORMAT, "%s: not valid JSON: %s at byte %zu", name, x->error, x->at);
+        if (t == JSON_LEX_CLOSE) {
+            d->nodes[open[x->depth + 1]].next = d->node_count;
+            continue;
+        }
+        bool opens = t == JSON_LEX_OBJECT || t == JSON_LEX_ARRAY;
+        uint32_t level = x->depth - opens, idx = d->node_count;
+        if (idx == 1u << 31) return err_set(err, ST_TOO_LARGE, "%s: too many JSON values", name);
+        if (!LIST_ROOM(d->nodes, idx, cap, 256)) return err_nomem(err, name);
+        if (level && (t == JSON_LEX_KEY || d->nodes[open[level]].kind == JSON_ARRAY))
+            d->nodes[open[level]].count++;
+        if (opens) open[x->depth] = idx;
+        d->nodes[d->node_count++] = (struct json_node){.next = idx + 1,
+                                                       .len = opens ? 0 : (uint32_t)(x->to - x->from),
+                                                       .kind = (uint8_t)kind_of(t),
+                                                       .escaped = kind_of(t) == JSON_STRING && x->escaped,
+                                                       .at = x->from};
+    }
     return ST_OK;
-}
-
-/* "\u12AB" at s. */
-static bool hex4(const char *s, size_t left, uint32_t *out)
-{
-    if (left < 6 || s[0] != '\\' || s[1] != 'u') return false;
-    *out = 0;
-    for (int i = 2; i < 6; i++) {
-        int d = hex_digit(s[i]);
-        if (d < 0) return false;
-        *out = *out << 4 | (uint32_t)d;
-    }
-    return true;
-}
-
-size_t json_unescape(const char *s, size_t left, uint32_t *cp)
-{
-    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    const char *hit = left > 1 && s[1] ? strchr(names, s[1]) : NULL;
-    uint32_t low;
-    if (hit) {
-        *cp = (unsigned char)values[hit - names];
-        return 2;
-    }
-    if (!hex4(s, left, cp)) return 0;
-    bool high = *cp >= 0xD800 && *cp < 0xDC00;
-    if (!high || !hex4(s + 6, left - 6, &low) || low < 0xDC00 || low >= 0xE000) return 6;
-    *cp = 0x10000 + ((*cp - 0xD800) << 10) + (low - 0xDC00);
-    return 12;
-}
-
-static enum status parse_string(struct parser *p)
-{
-    size_t start = ++p->at;
-    bool escaped = false;
-    while (p->at < p->len) {
-        unsigned char c = (unsigned char)p->t[p->at];
-        if (c == '"') {
-            uint32_t idx;
-            enum status st = add_node(p, JSON_STRING, start, p->at - start, &idx);
-            if (st) return st;
-            p->doc->nodes[idx].escaped = escaped;
-            p->at++;
-            return ST_OK;
-        }
-        if (c < 0x20) return bad(p, "control character in a string");
-        size_t n = 1;
-        if (c == '\\') {
-            uint32_t cp;
-            escaped = true;
-            n = json_unescape(p->t + p->at, p->len - p->at, &cp);
-            if (n == 0) return bad(p, "bad escape");
-        }
-        p->at += n;
-    }
-    return bad(p, "unterminated string");
-}
-
-static bool digits(struct parser *p)
-{
-    size_t start = p->at;
-    while (p->at < p->len && p->t[p->at] >= '0' && p->t[p->at] <= '9') p->at++;
-    return p->at > start;
-}
-
-static enum status parse_number(struct parser *p)
-{
-    size_t start = p->at;
-    if (p->t[p->at] == '-') p->at++;
-    size_t first = p->at;
-    if (!digits(p)) return bad(p, "unexpected character");
-    if (p->t[first] == '0' && p->at - first > 1) return bad(p, "leading zero");
-    if (p->at < p->len && p->t[p->at] == '.') {
-        p->at++;
-        if (!digits(p)) return bad(p, "bad number");
-    }
-    if (p->at < p->len && (p->t[p->at] == 'e' || p->t[p->at] == 'E')) {
-        p->at++;
-        if (p->at < p->len && (p->t[p->at] == '+' || p->t[p->at] == '-')) p->at++;
-        if (!digits(p)) return bad(p, "bad number");
-    }
-    return add_node(p, JSON_NUMBER, start, p->at - start, NULL);
-}
-
-static enum status parse_word(struct parser *p, const char *word, enum json_kind kind)
-{
-    size_t n = strlen(word);
-    if (p->len - p->at < n || memcmp(p->t + p->at, word, n) != 0) return bad(p, "unexpected character");
-    enum status st = add_node(p, kind, p->at, n, NULL);
-    p->at += n;
-    return st;
-}
-
-static enum status parse_scalar(struct parser *p)
-{
-    switch (p->t[p->at]) {
-    case '"': return parse_string(p);
-    case 't': return parse_word(p, "true", JSON_TRUE);
-    case 'f': return parse_word(p, "false", JSON_FALSE);
-    case 'n': return parse_word(p, "null", JSON_NULL);
-    default: return parse_number(p);
-    }
-}
-
-/* Parses `"key" :` of an object. */
-static enum status parse_key(struct parser *p)
-{
-    skip_space(p);
-    if (p->at >= p->len || p->t[p->at] != '"') return bad(p, "expected a key");
-    enum status st = parse_string(p);
-    if (st) return st;
-    skip_space(p);
-    if (p->at >= p->len || p->t[p->at] != ':') return bad(p, "expected ':'");
-    p->at++;
-    return ST_OK;
-}
-
-static enum status parse_value(struct parser *p)
-{
-    uint32_t stack[DEPTH_MAX];
-    int depth = 0;
-    enum status st;
-    for (;;) {
-        skip_space(p);
-        if (p->at >= p->len) return bad(p, "unexpected end");
-        char c = p->t[p->at];
-        if (c == '{' || c == '[') {
-            if (depth == DEPTH_MAX)
-                return err_set(p->err, ST_TOO_LARGE, "%s: JSON nested too deeply", p->name);
-            uint32_t idx;
-            if ((st = add_node(p, c == '{' ? JSON_OBJECT : JSON_ARRAY, p->at, 0, &idx))) return st;
-            p->at++;
-            stack[depth++] = idx;
-            skip_space(p);
-            char close = c == '{' ? '}' : ']';
-            if (!(p->at < p->len && p->t[p->at] == close)) {
-                p->doc->nodes[idx].count = 1;
-                if (c == '{' && (st = parse_key(p))) return st;
-                continue;
-            }
-        } else if ((st = parse_scalar(p))) {
-            return st;
-        }
-        /* A value has ended: close containers, or step to the next element. */
-        bool more = false;
-        while (depth > 0 && !more) {
-            uint32_t idx = stack[depth - 1];
-            bool object = p->doc->nodes[idx].kind == JSON_OBJECT;
-            skip_space(p);
-            if (p->at >= p->len) return bad(p, "unexpected end");
-            if (p->t[p->at] == (object ? '}' : ']')) {
-                p->at++;
-                p->doc->nodes[idx].next = p->doc->node_count;
-                depth--;
-            } else if (p->t[p->at] == ',') {
-                p->at++;
-                p->doc->nodes[idx].count++;
-                if (object && (st = parse_key(p))) return st;
-                more = true;
-            } else {
-                return bad(p, "expected ',' or a closing bracket");
-            }
-        }
-        if (!more) return ST_OK;
-    }
 }
 
 enum status json_parse(const char *text, size_t len, const char *name, struct json_doc *out, struct err *err)
 {
     if (len > UINT32_MAX) return err_set(err, ST_TOO_LARGE, "%s: more than 4 GiB of JSON", name);
     struct json_doc doc = {.text = text, .len = len};
-    struct parser p = {.t = text, .len = len, .name = name, .doc = &doc, .err = err};
-    if (len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) p.at = 3;
-    enum status st = parse_value(&p);
-    if (!st) {
-        skip_space(&p);
-        if (p.at < p.len) st = bad(&p, "text after the value");
-    }
-    if (st) {
-        free(doc.nodes);
-        return st;
-    }
-    *out = doc;
-    return ST_OK;
+    struct json_lexer x = {.text = text, .len = len, .depth_max = DEPTH_MAX};
+    if (len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) x.at = 3;
+    enum status st = parse(&x, &doc, name, err);
+    if (st) free(doc.nodes);
+    else *out = doc;
+    return st;
 }
 
 enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *out, struct err *err)

@@ -1,6 +1,7 @@
 /* See log.h. */
 #include "config/base/log.h"
 
+#include "config/base/json_text.h"
 #include "config/base/utf8.h"
 
 #include <errno.h>
@@ -103,15 +104,12 @@ static void add_escaped(struct log_line *l, const char *s)
     size_t left = strlen(s);
     while (left) {
         uint32_t cp;
-        char escape[8];
         size_t n = utf8_decode(s, left, &cp);
-        bool bad = cp >= UTF8_BAD, control = cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
+        bool control = cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
+        struct json_escape e = json_escape_next(s, n, JSON_ESCAPE_LOG);
         if (sizeof l->text - LOG_LINE_END - l->len < 7) return; /* with the closing quote */
         if (!l->json) add(l, control ? " " : s, control ? 1 : n);
-        else if (bad) add(l, "\\ufffd", 6);
-        else if (cp == '"' || cp == '\\') add(l, (char[]){'\\', *s}, 2);
-        else if (cp < 0x20) add(l, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned)cp));
-        else add(l, s, n);
+        else add(l, e.used ? e.text : s, e.used ? strlen(e.text) : n);
         s += n;
         left -= n;
     }

@@ -1,6 +1,6 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
-#include "config/base/json_escape.h"
+#include "config/base/json_text.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -11,23 +11,14 @@
 static void json_string(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, bool ascii,
                         uint32_t quote_origin)
 {
-    const char *end = s->p + s->len, *next, *from = s->p;
+    struct json_escape e;
     jn_sb_bytes(c, sb, "\"", 1, quote_origin);
-    for (const char *p = s->p; p < end; p = next) {
-        uint32_t cp = jn_decode(p, end, &next);
-        char esc[16];
-        const char *hit = cp < 0x80 && cp ? strchr("\"\\\n\r\t\b\f", (int)cp) : NULL;
-        if (hit) snprintf(esc, sizeof esc, "\\%c", "\"\\nrtbf"[hit - "\"\\\n\r\t\b\f"]);
-        else if (cp < 0x20 || (ascii && cp > 0x7e && cp < 0x10000)) snprintf(esc, sizeof esc, "\\u%04x", cp);
-        else if (ascii && cp >= 0x10000)
-            snprintf(esc, sizeof esc, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
-                     0xdc00 + ((cp - 0x10000) & 0x3ff));
-        else continue; /* printed as part of the run from `from` */
-        jn_sb_slice(c, sb, s, (size_t)(from - s->p), (size_t)(p - s->p));
-        jn_sb_bytes(c, sb, esc, strlen(esc), jn_origin_at(s, (size_t)(p - s->p)));
-        from = next;
+    for (size_t i = 0; i < s->len; i += e.plain + e.used) {
+        e = json_escape_next(s->p + i, s->len - i, ascii ? JSON_ESCAPE_ASCII : JSON_ESCAPE_MUST);
+        size_t at = i + e.plain;
+        jn_sb_slice(c, sb, s, i, at);
+        if (e.used) jn_sb_bytes(c, sb, e.text, strlen(e.text), jn_origin_at(s, at));
     }
-    jn_sb_slice(c, sb, s, (size_t)(from - s->p), s->len);
     jn_sb_bytes(c, sb, "\"", 1, quote_origin);
 }
 
@@ -150,130 +141,78 @@ void jn_tojson(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, cons
 struct reader {
     struct jinja_ctx *c;
     const struct jinja_str *s;
-    const char *p, *end;
+    struct json_lexer x;
 };
 
-static struct jinja_value read_value(struct reader *r);
-
-static void skip_blank(struct reader *r)
+static enum json_token next(struct reader *r)
 {
-    while (r->p < r->end && strchr(" \t\r\n", *r->p) && *r->p) r->p++;
-}
-
-static _Noreturn void bad_json(struct reader *r)
-{
-    jn_error(r->c, "from_json: the text is not valid JSON (at byte %zu)", (size_t)(r->p - r->s->p));
+    enum json_token t = json_lex(&r->x);
+    if (t <= JSON_LEX_DEEP) jn_error(r->c, "from_json: the text is not valid JSON (at byte %zu)", r->x.at);
+    return t;
 }
 
 static struct jinja_value read_string(struct reader *r)
 {
     struct jn_sb sb = jn_sb_new(r->c);
-    r->p++;
-    while (r->p < r->end && *r->p != '"') {
-        const char *from = r->p;
-        while (r->p < r->end && *r->p != '"' && *r->p != '\\' && (unsigned char)*r->p >= 0x20) r->p++;
-        jn_sb_slice(r->c, &sb, r->s, (size_t)(from - r->s->p), (size_t)(r->p - r->s->p));
-        if (r->p >= r->end || (unsigned char)*r->p < 0x20) bad_json(r);
-        if (*r->p != '\\') continue;
+    const char *s = r->s->p;
+    size_t from = r->x.from;
+    while (from < r->x.to) {
+        const char *hit = memchr(s + from, '\\', r->x.to - from);
+        size_t at = hit ? (size_t)(hit - s) : r->x.to;
         char out[4];
         uint32_t cp;
-        size_t n = json_unescape(r->p, (size_t)(r->end - r->p), &cp);
-        if (!n) bad_json(r);
-        jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), jn_origin_at(r->s, (size_t)(r->p - r->s->p)));
-        r->p += n;
+        jn_sb_slice(r->c, &sb, r->s, from, at);
+        from = at;
+        if (!hit) break;
+        from += json_unescape(hit, r->x.to - at, &cp);
+        jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), jn_origin_at(r->s, at));
     }
-    if (r->p >= r->end) bad_json(r);
-    r->p++;
     return jn_sb_value(r->c, &sb);
 }
 
 static struct jinja_value read_number(struct reader *r)
 {
     char text[64];
-    const char *from = r->p;
-    bool real = false;
-    while (r->p < r->end && *r->p && strchr("+-.eE0123456789", *r->p)) {
-        real |= *r->p == '.' || *r->p == 'e' || *r->p == 'E';
-        r->p++;
-    }
-    size_t n = (size_t)(r->p - from), sign = n && *from == '-', digits = sign;
-    while (digits < n && from[digits] >= '0' && from[digits] <= '9') digits++;
-    if (digits == n && n > sign) return jn_int_digits(r->c, from, n, JINJA_TEMPLATE);
-    if (!n || !real || n >= sizeof text) bad_json(r);
+    const char *from = r->s->p + r->x.from;
+    size_t n = r->x.to - r->x.from;
+    if (r->x.whole) return jn_int_digits(r->c, from, n, JINJA_TEMPLATE);
+    if (n >= sizeof text) jn_error(r->c, "from_json: a number of more than %zu bytes", sizeof text - 1);
     memcpy(text, from, n);
     text[n] = '\0';
-    char *stop;
-    struct jinja_value v = JN_V(JN_FLOAT, f, strtod(text, &stop));
-    if (*stop || text[0] == '+') bad_json(r);
-    return v;
+    return JN_V(JN_FLOAT, f, strtod(text, NULL));
 }
 
-static struct jinja_value read_container(struct reader *r)
+static struct jinja_value read_value(struct reader *r, enum json_token t)
 {
-    bool dict = *r->p == '{';
-    char close = dict ? '}' : ']';
-    struct jinja_value v = dict ? jn_new_dict(r->c) : jn_new_list(r->c, JN_LIST, 0);
-    v.origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
-    r->p++;
-    skip_blank(r);
-    if (r->p < r->end && *r->p == close) {
-        r->p++;
-        return v;
-    }
-    for (;;) {
-        struct jinja_value key = JN_V(JN_NONE, i, 0);
-        skip_blank(r);
-        if (dict) {
-            if (r->p >= r->end || *r->p != '"') bad_json(r);
-            key = read_string(r);
-            skip_blank(r);
-            if (r->p >= r->end || *r->p++ != ':') bad_json(r);
-        }
-        struct jinja_value item = read_value(r);
-        if (dict) jn_dict_put(r->c, v.u.d, key, item);
-        else jn_list_push(r->c, v.u.l, item);
-        skip_blank(r);
-        if (r->p >= r->end || (*r->p != ',' && *r->p != close)) bad_json(r);
-        if (*r->p++ == close) return v;
-    }
-}
-
-static struct jinja_value read_value(struct reader *r)
-{
-    static const struct {
-        const char *word;
-        uint8_t type, value;
-    } words[] = {{"true", JN_BOOL, 1}, {"false", JN_BOOL, 0}, {"null", JN_NONE, 0}};
-    struct jinja_value v;
+    struct jinja_value v, key;
+    uint32_t origin = jn_origin_at(r->s, t == JSON_LEX_STRING ? r->x.from - 1 : r->x.from);
     jn_enter(r->c);
-    skip_blank(r);
-    if (r->p >= r->end) bad_json(r);
-    uint32_t origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
-    size_t w = 0;
-    while (w < 3 && ((size_t)(r->end - r->p) < strlen(words[w].word) ||
-                     memcmp(r->p, words[w].word, strlen(words[w].word)) != 0))
-        w++;
-    if (w < 3) {
-        v = JN_V(words[w].type, i, words[w].value);
-        v.origin = origin;
-        r->p += strlen(words[w].word);
-    } else if (*r->p == '"') {
-        v = read_string(r);
-    } else if (*r->p == '{' || *r->p == '[') {
-        v = read_container(r);
-    } else {
-        v = read_number(r);
-        v.origin = origin;
+    switch (t) {
+    case JSON_LEX_STRING: v = read_string(r); break;
+    case JSON_LEX_OBJECT:
+        v = jn_new_dict(r->c);
+        while (next(r) != JSON_LEX_CLOSE) {
+            key = read_string(r);
+            jn_dict_put(r->c, v.u.d, key, read_value(r, next(r)));
+        }
+        break;
+    case JSON_LEX_ARRAY:
+        v = jn_new_list(r->c, JN_LIST, 0);
+        while ((t = next(r)) != JSON_LEX_CLOSE) jn_list_push(r->c, v.u.l, read_value(r, t));
+        break;
+    case JSON_LEX_NUMBER: v = read_number(r); break;
+    case JSON_LEX_NULL: v = JN_V(JN_NONE, i, 0); break;
+    default: v = JN_V(JN_BOOL, i, t == JSON_LEX_TRUE);
     }
+    if (v.type != JN_STR) v.origin = origin;
     jn_leave(r->c);
     return v;
 }
 
 struct jinja_value jn_fromjson(struct jinja_ctx *c, const struct jinja_str *s)
 {
-    struct reader r = {.c = c, .s = s, .p = s->p, .end = s->p + s->len};
-    struct jinja_value v = read_value(&r);
-    skip_blank(&r);
-    if (r.p < r.end) bad_json(&r);
+    struct reader r = {.c = c, .s = s, .x = {.text = s->p, .len = s->len, .depth_max = JSON_LEX_DEPTH}};
+    struct jinja_value v = read_value(&r, next(&r));
+    (void)next(&r); /* the end */
     return v;
 }

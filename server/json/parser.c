@@ -1,100 +1,28 @@
-/* See parser.h. The grammar is RFC 8259's; of duplicate keys the last one counts. */
+/* See parser.h. Of duplicate keys the last one counts. */
 #include "server/json/parser.h"
 
-#include "config/base/json_escape.h"
+#include "config/base/assert.h"
+#include "config/base/json_text.h"
 #include "config/base/utf8.h"
 #include "server/json/fields.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static enum status error(struct json_parser *p, const char *what)
+struct reader {
+    struct json_parser *p;
+    struct json_lexer x;
+    struct buf scratch;
+    uint32_t outer; /* nesting around the text */
+};
+
+static enum status error(struct reader *r, size_t at, const char *what)
 {
-    snprintf(p->error, sizeof p->error, "%s", what);
+    r->x.at = at;
+    r->x.error = what;
     return ST_FORMAT;
-}
-
-static char next(const struct json_parser *p)
-{
-    return p->at < p->len ? p->text[p->at] : '\0';
-}
-
-static enum status expected(struct json_parser *p, const char *what)
-{
-    if (p->at >= p->len) return error(p, "it ends too early");
-    snprintf(p->error, sizeof p->error, "%s expected", what);
-    return ST_FORMAT;
-}
-
-static void skip_space(struct json_parser *p)
-{
-    while (next(p) && strchr(" \t\r\n", next(p))) p->at++;
-}
-
-static enum status count(struct json_parser *p, uint32_t tokens)
-{
-    p->tokens += tokens;
-    return p->tokens > LIMIT_JSON_TOKENS ? error(p, "too many values") : ST_OK;
-}
-
-/* ---- strings ---- */
-
-static enum status replace(struct json_parser *p, uint32_t *cp)
-{
-    *cp = UTF8_REPLACEMENT;
-    if (p->strict) return error(p, "not UTF-8");
-    if (++p->replaced <= LIMIT_ILL_FORMED) return ST_OK;
-    return error(p, "it is not UTF-8: too many bytes and surrogates that mean nothing");
-}
-
-/* At a backslash. */
-static enum status escape(struct json_parser *p, uint32_t *cp)
-{
-    size_t n = json_unescape(p->text + p->at, p->len - p->at, cp);
-    if (n == 0) return error(p, "no escape that JSON has");
-    bool lone = *cp >= 0xD800 && *cp < 0xE000;
-    if (lone && replace(p, cp)) return ST_FORMAT;
-    p->at += n;
-    return ST_OK;
-}
-
-/* A string without escapes is used in place; else it is built in scratch. */
-static enum status string(struct json_parser *p, const char **text, size_t *len)
-{
-    enum status st = count(p, 1);
-    size_t plain = ++p->at; /* start of what is not yet copied */
-    bool copied = false;
-    p->scratch.len = 0;
-    while (!st) {
-        unsigned char c = (unsigned char)next(p);
-        uint32_t cp;
-        if (p->at >= p->len) return expected(p, "'\"'");
-        if (c == '"') break;
-        if (c < 0x20) return error(p, "a control character in a string");
-        size_t n = utf8_decode(p->text + p->at, p->len - p->at, &cp);
-        if (c != '\\' && cp < UTF8_BAD) {
-            p->at += n;
-            continue;
-        }
-        char bytes[4];
-        size_t from = p->at;
-        if (!copied) st = buf_reserve(&p->scratch, 64);
-        copied = true;
-        if (!st) st = buf_add(&p->scratch, p->text + plain, from - plain);
-        if (!st) st = c == '\\' ? escape(p, &cp) : replace(p, &cp);
-        if (!st) st = buf_add(&p->scratch, bytes, utf8_encode(cp, bytes));
-        if (c != '\\') p->at++;
-        plain = p->at;
-    }
-    if (!st && copied) st = buf_add(&p->scratch, p->text + plain, p->at - plain);
-    *text = copied ? p->scratch.data : p->text + plain;
-    *len = copied ? p->scratch.len : p->at - plain;
-    p->at++;
-    return st;
 }
 
 static enum status made(json_t *v, json_t **out)
@@ -103,148 +31,166 @@ static enum status made(json_t *v, json_t **out)
     return v ? ST_OK : ST_NOMEM;
 }
 
-/* ---- numbers ---- */
-
-static bool digits(struct json_parser *p)
+static enum status count(struct reader *r, uint32_t tokens)
 {
-    size_t from = p->at;
-    while (isdigit((unsigned char)next(p))) p->at++;
-    return p->at > from;
+    r->p->tokens += tokens;
+    return r->p->tokens > LIMIT_JSON_TOKENS ? error(r, r->x.at, "too many values") : ST_OK;
 }
+
+/* ---- strings ---- */
+
+/* What means nothing, at `at`, becomes U+FFFD. */
+static enum status replace(struct reader *r, size_t at)
+{
+    if (r->p->strict) return error(r, at, "not UTF-8");
+    if (++r->p->replaced <= LIMIT_ILL_FORMED) return ST_OK;
+    return error(r, at, "it is not UTF-8: too many bytes and surrogates that mean nothing");
+}
+
+/* The lexer's string with its escapes and ill-formed bytes replaced, in scratch. */
+static enum status string_unescape(struct reader *r)
+{
+    const char *s = r->x.text;
+    size_t plain = r->x.from; /* start of what is not yet copied */
+    enum status st = buf_reserve(&r->scratch, 64);
+    r->scratch.len = 0;
+    for (size_t at = plain, n; at < r->x.to && !st; at += n) {
+        uint32_t cp;
+        bool escape = s[at] == '\\';
+        n = escape ? json_unescape(s + at, r->x.to - at, &cp) : utf8_decode(s + at, r->x.to - at, &cp);
+        if (!escape && cp < UTF8_BAD) continue;
+        char bytes[4];
+        bool bad = cp >= UTF8_BAD || (cp >= 0xD800 && cp < 0xE000);
+        if (!escape) n = 1;
+        if (bad) st = replace(r, at);
+        if (!st) st = buf_add(&r->scratch, s + plain, at - plain);
+        if (!st) st = buf_add(&r->scratch, bytes, utf8_encode(bad ? UTF8_REPLACEMENT : cp, bytes));
+        plain = at + n;
+    }
+    return st ? st : buf_add(&r->scratch, s + plain, r->x.to - plain);
+}
+
+/* The lexer's string, used in place if it can be; else in scratch. */
+static enum status string(struct reader *r, const char **text, size_t *len)
+{
+    *text = r->x.text + r->x.from;
+    *len = r->x.to - r->x.from;
+    if (!r->x.escaped && utf8_valid(*text, *len)) return ST_OK;
+    enum status st = string_unescape(r);
+    *text = r->scratch.data;
+    *len = r->scratch.len;
+    return st;
+}
+
+/* ---- numbers ---- */
 
 /* jansson has no integers beyond 64 bits, but JSON has (the maximum of an unsigned type in a tool's schema,
  * an id among a call's arguments). In the body's own fields they become doubles, which range checks reject.
  * Deeper, a template may print them as written (fields.h). */
-static enum status large(struct json_parser *p, const char *text, size_t len, json_t **out)
+static enum status large(struct reader *r, json_t **out)
 {
     json_t *o = json_object();
-    enum status st = count(p, 3);
-    if (!st && (!o || json_object_set_new_nocheck(o, JSON_BIG_INT, json_stringn_nocheck(text, len))))
+    enum status st = count(r, 3);
+    if (!st && (!o || json_object_set_new_nocheck(o, JSON_BIG_INT,
+                                                  json_stringn_nocheck(r->scratch.data, r->scratch.len))))
         st = ST_NOMEM;
     if (!st) return made(o, out);
     json_decref(o);
     return st;
 }
 
-static enum status number(struct json_parser *p, json_t **out)
+static enum status number(struct reader *r, json_t **out)
 {
-    size_t from = p->at;
-    p->at += next(p) == '-';
-    size_t first = p->at;
-    if (!digits(p)) return expected(p, "a value");
-    if (p->text[first] == '0' && p->at - first > 1) return error(p, "a number with a zero before it");
-    bool whole = true;
-    if (next(p) == '.') {
-        whole = false;
-        p->at++;
-        if (!digits(p)) return expected(p, "a digit");
-    }
-    if (next(p) == 'e' || next(p) == 'E') {
-        whole = false;
-        p->at++;
-        p->at += next(p) == '+' || next(p) == '-';
-        if (!digits(p)) return expected(p, "a digit");
-    }
-    p->scratch.len = 0; /* NUL-terminated, which the text may not be */
-    if (buf_add(&p->scratch, p->text + from, p->at - from)) return ST_NOMEM;
+    r->scratch.len = 0; /* NUL-terminated, which the text may not be */
+    if (buf_add(&r->scratch, r->x.text + r->x.from, r->x.to - r->x.from)) return ST_NOMEM;
     errno = 0;
-    long long n = whole ? strtoll(p->scratch.data, NULL, 10) : 0;
-    if (whole && !errno) return made(json_integer(n), out);
-    if (whole && p->depth > 1) return large(p, p->scratch.data, p->scratch.len, out);
-    double d = strtod(p->scratch.data, NULL);
-    return isfinite(d) ? made(json_real(d), out) : error(p, "a number that is too large");
+    long long n = r->x.whole ? strtoll(r->scratch.data, NULL, 10) : 0;
+    if (r->x.whole && !errno) return made(json_integer(n), out);
+    if (r->x.whole && r->outer + r->x.depth > 1) return large(r, out);
+    double d = strtod(r->scratch.data, NULL);
+    return isfinite(d) ? made(json_real(d), out) : error(r, r->x.at, "a number that is too large");
 }
 
 /* ---- values ---- */
 
-static enum status value(struct json_parser *p, json_t **out);
+static enum status value(struct reader *r, enum json_token t, json_t **out);
 
-static enum status member(struct json_parser *p, json_t *object)
+/* t: the token of its key. */
+static enum status member(struct reader *r, enum json_token t, json_t *object)
 {
     const char *text;
     size_t len;
-    if (next(p) != '"') return expected(p, "a key");
-    if (json_object_size(object) >= LIMIT_JSON_MEMBERS) return error(p, "an object with too many members");
-    enum status st = string(p, &text, &len);
+    if (t != JSON_LEX_KEY) return ST_FORMAT;
+    if (json_object_size(object) >= LIMIT_JSON_MEMBERS)
+        return error(r, r->x.from - 1, "an object with too many members");
+    enum status st = count(r, 1);
+    if (!st) st = string(r, &text, &len);
     if (st) return st;
-    if (memchr(text, '\0', len)) return error(p, "a key with a NUL in it");
+    if (memchr(text, '\0', len)) return error(r, r->x.at, "a key with a NUL in it");
     char few[64], *key = len <= sizeof few ? few : malloc(len); /* scratch is used by the value */
     if (!key) return ST_NOMEM;
     memcpy(key, text, len);
     json_t *v = NULL;
-    skip_space(p);
-    st = next(p) == ':' ? ST_OK : expected(p, "':'");
-    p->at += !st;
-    if (!st) st = value(p, &v);
+    st = value(r, json_lex(&r->x), &v);
     if (!st && json_object_setn_new_nocheck(object, key, len, v)) st = ST_NOMEM;
     if (key != few) free(key);
     return st;
 }
 
-static enum status element(struct json_parser *p, json_t *array)
+static enum status element(struct reader *r, enum json_token t, json_t *array)
 {
     json_t *v;
-    enum status st = value(p, &v);
+    enum status st = value(r, t, &v);
     return !st && json_array_append_new(array, v) ? ST_NOMEM : st;
 }
 
-static enum status container(struct json_parser *p, json_t **out)
+static enum status container(struct reader *r, bool object, json_t **out)
 {
-    bool object = next(p) == '{';
-    char close = object ? '}' : ']';
-    if (++p->depth > LIMIT_JSON_DEPTH) return error(p, "nested too deep");
     json_t *c = object ? json_object() : json_array();
-    enum status st = c ? count(p, 1) : ST_NOMEM;
-    p->at++;
-    skip_space(p);
-    bool more = next(p) != close;
-    while (!st && more) {
-        skip_space(p);
-        st = object ? member(p, c) : element(p, c);
-        if (!st) skip_space(p);
-        more = next(p) == ',';
-        if (st || !more) continue;
-        st = count(p, 1);
-        p->at++;
-    }
-    if (!st && next(p) != close) st = expected(p, object ? "',' or '}'" : "',' or ']'");
-    if (st) {
-        json_decref(c);
-        return st;
-    }
-    p->at++;
-    p->depth--;
-    return made(c, out);
+    enum status st = c ? ST_OK : ST_NOMEM;
+    for (enum json_token t; !st && (t = json_lex(&r->x)) != JSON_LEX_CLOSE;)
+        st = object ? member(r, t, c) : element(r, t, c);
+    if (!st) return made(c, out);
+    json_decref(c);
+    return st;
 }
 
-static enum status value(struct json_parser *p, json_t **out)
+/* Recursive: the lexer limits the depth. */
+static enum status value(struct reader *r, enum json_token t, json_t **out)
 {
-    static const char *const words[] = {"true", "false", "null"};
     const char *text;
     size_t len;
-    skip_space(p);
-    if (next(p) == '{' || next(p) == '[') return container(p, out);
-    if (next(p) == '"') {
-        enum status st = string(p, &text, &len);
+    bool scalar = t >= JSON_LEX_NUMBER;
+    enum status st = t > JSON_LEX_END ? count(r, scalar ? 1 : 2) : ST_FORMAT;
+    if (st) return st;
+    switch (t) {
+    case JSON_LEX_STRING:
+        st = string(r, &text, &len);
         return st ? st : made(json_stringn_nocheck(text, len), out);
+    case JSON_LEX_NUMBER: return number(r, out);
+    case JSON_LEX_NULL: return made(json_null(), out);
+    case JSON_LEX_TRUE:
+    case JSON_LEX_FALSE: return made(json_boolean(t == JSON_LEX_TRUE), out);
+    default: return container(r, t == JSON_LEX_OBJECT, out);
     }
-    for (size_t i = 0; i < 3; i++) {
-        len = strlen(words[i]);
-        if (p->len - p->at < len || memcmp(p->text + p->at, words[i], len) != 0) continue;
-        p->at += len;
-        return made(i == 2 ? json_null() : json_boolean(i == 0), out);
-    }
-    return number(p, out);
 }
 
 enum status json_parse_body(struct json_parser *p, json_t **out)
 {
     json_t *v = NULL;
-    buf_init(&p->scratch, p->len + 3 * (size_t)LIMIT_ILL_FORMED + 64);
-    enum status st = value(p, &v);
-    skip_space(p);
-    if (!st && p->at < p->len) st = error(p, "text after the value");
-    buf_fini(&p->scratch);
+    _Static_assert(LIMIT_JSON_DEPTH <= JSON_LEX_DEPTH, "the lexer's levels");
+    ASSERT_CMP(p->depth, <, LIMIT_JSON_DEPTH);
+    struct reader r = {
+        .p = p,
+        .x = {.text = p->text, .len = p->len, .depth_max = LIMIT_JSON_DEPTH - p->depth},
+        .outer = p->depth,
+    };
+    buf_init(&r.scratch, p->len + 3 * (size_t)LIMIT_ILL_FORMED + 64);
+    enum status st = value(&r, json_lex(&r.x), &v);
+    if (!st && json_lex(&r.x) != JSON_LEX_END) st = ST_FORMAT;
+    buf_fini(&r.scratch);
+    p->at = r.x.at;
+    p->error = r.x.error;
     if (!st) return made(v, out);
     json_decref(v);
     return st == ST_FORMAT ? st : ST_NOMEM;

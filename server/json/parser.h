@@ -4,7 +4,6 @@
 #ifndef KVASIR_JSON_PARSER_H
 #define KVASIR_JSON_PARSER_H
 
-#include "config/base/buf.h"
 #include "config/base/status.h"
 
 #include <jansson.h>
@@ -20,13 +19,13 @@
 
 struct json_parser {
     const char *text;
-    size_t len, at;
-    uint32_t depth;    /* nesting so far */
+    size_t len;
+    size_t at;         /* ST_FORMAT: where it is wrong */
+    const char *error; /* and what; static */
+    uint32_t depth;    /* nesting around the text: below LIMIT_JSON_DEPTH */
     bool strict;       /* ill-formed bytes and lone surrogates are errors; else each becomes U+FFFD */
     uint32_t tokens;   /* approximate number of values and keys; bounds the memory */
     uint32_t replaced; /* bytes and surrogates replaced */
-    char error[80];    /* ST_FORMAT: what is wrong at `at` */
-    struct buf scratch;
 };
 
 /* Parses the whole text as one value -> *out, owned by the caller. Set text, len, depth and strict of p

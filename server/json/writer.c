@@ -1,7 +1,7 @@
 /* See writer.h. */
 #include "server/json/writer.h"
 
-#include "config/base/utf8.h"
+#include "config/base/json_text.h"
 
 #include <float.h>
 #include <math.h>
@@ -23,36 +23,13 @@ void jw_text(struct json_writer *o, const char *text)
 
 void jw_string(struct json_writer *o, const char *s, size_t len)
 {
+    struct json_escape e;
     jw_text(o, "\"");
-    size_t plain = 0; /* start of the run that needs no escape */
-    for (size_t i = 0; i < len && !o->st;) {
-        uint32_t cp = 0;
-        size_t n = utf8_decode(s + i, len - i, &cp);
-        char esc[12];
-        if (cp >= UTF8_BAD) {
-            snprintf(esc, sizeof esc, "\xEF\xBF\xBD");
-            n = 1;
-        } else if (cp == '"' || cp == '\\') {
-            snprintf(esc, sizeof esc, "\\%c", (char)cp);
-        } else if (cp < 0x20) {
-            const char *at = strchr("\bb\ff\nn\rr\tt", (int)cp);
-            if (cp && at) {
-                snprintf(esc, sizeof esc, "\\%c", at[1]);
-            } else {
-                snprintf(esc, sizeof esc, "\\u%04x", cp);
-            }
-        } else if (cp == 0x7F || cp == 0x85 || cp == 0x2028 || cp == 0x2029) {
-            snprintf(esc, sizeof esc, "\\u%04x", cp);
-        } else {
-            i += n;
-            continue;
-        }
-        jw_bytes(o, s + plain, i - plain);
-        jw_text(o, esc);
-        i += n;
-        plain = i;
+    for (size_t i = 0; i < len && !o->st; i += e.plain + e.used) {
+        e = json_escape_next(s + i, len - i, JSON_ESCAPE_LINES);
+        jw_bytes(o, s + i, e.plain);
+        jw_text(o, e.text);
     }
-    jw_bytes(o, s + plain, len - plain);
     jw_text(o, "\"");
 }
 

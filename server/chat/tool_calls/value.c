@@ -1,7 +1,8 @@
 /* See value.h. */
 #include "server/chat/tool_calls/value.h"
 
-#include <stdio.h>
+#include "config/base/json_text.h"
+
 #include <strings.h>
 
 #define COMMENT_MAX 256u
@@ -38,15 +39,11 @@ static void puts_(struct value_reader *r, const char *s)
 enum status value_escape(struct buf *out, const char *s, size_t len)
 {
     enum status st = ST_OK;
-    for (size_t i = 0, from = 0; i <= len && !st; i++) {
-        unsigned char c = i < len ? (unsigned char)s[i] : 0;
-        if (i < len && c >= 0x20 && c != '"' && c != '\\') continue;
-        if (i > from) st = buf_add(out, s + from, i - from);
-        from = i + 1;
-        if (st || i == len) break;
-        static const char plain[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
-        const char *k = c ? strchr(plain, c) : NULL;
-        st = k ? buf_addf(out, "\\%c", letters[k - plain]) : buf_addf(out, "\\u%04x", c);
+    struct json_escape e;
+    for (size_t i = 0; i < len && !st; i += e.plain + e.used) {
+        e = json_escape_next(s + i, len - i, JSON_ESCAPE_MUST);
+        st = buf_add(out, s + i, e.plain);
+        if (!st) st = buf_adds(out, e.text);
     }
     return st;
 }
