@@ -143,8 +143,8 @@ void sched_destroy(
  * max_model_len. */
 uint32_t sched_context_max(const struct scheduler *s);
 
-/* ST_AGAIN: queue full. ST_TOO_LARGE: can never fit (context, KV arena); message says why. ST_UNSUPPORTED:
- * shutting down. */
+/* ST_AGAIN: queue full. ST_TOO_LARGE: can never fit (context, KV arena); message says why. ST_STOPPING,
+ * ST_DEVICE: shut down, failed. */
 enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
                          struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */

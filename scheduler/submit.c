@@ -179,7 +179,7 @@ enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, 
     if (sched__sequence_create(s, seq, total, &q)) return err_nomem(err, "a sequence");
     q->submitted_us = event_clock_us();
     pthread_mutex_lock(&s->lock);
-    if (s->stopping) st = err_set(err, ST_UNSUPPORTED, "the server is shutting down");
+    if (s->stopping) st = err_set(err, ST_STOPPING, "the server is shutting down");
     else if (atomic_load(&s->failed)) st = err_set(err, ST_DEVICE, "the engine has failed");
     else if (atomic_load(&s->backlog) >= s->opt.queue_max || s->slots_used == s->slot_count)
         st = err_set(err, ST_AGAIN, "the queue is full (%u requests wait)", s->opt.queue_max);

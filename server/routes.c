@@ -226,12 +226,12 @@ static bool ready_ok(struct request *r)
 {
     struct server *s = r->srv;
     if (server_engine_dead(s)) {
-        (void)api_fail(&r->response.error, 503, "engine_dead", NULL, "The engine has failed.");
+        (void)api_fail_status(&r->response.error, ST_DEVICE, NULL, NULL);
     } else if (s->health.phase == SRV_LOADING || !s->ctx.model) {
         (void)api_fail(&r->response.error, 503, "model_loading", NULL, "The model is still loading.");
     } else if (s->health.phase >= SRV_DRAINING) {
         r->http.close_after = true;
-        (void)api_fail(&r->response.error, 503, "server_draining", NULL, "The server is shutting down.");
+        (void)api_fail_status(&r->response.error, ST_STOPPING, NULL, NULL);
     }
     return !r->response.error.http;
 }
@@ -248,8 +248,7 @@ static bool queue_ok(struct request *r)
     if (server_queue_admits(s, r->response.share)) return true;
     share_refused(r->response.share, SHARE_QUEUE);
     sched_stats(s->ctx.model->sched, &st);
-    (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
-                   "Too many requests are waiting; try again later.");
+    (void)api_fail_status(&r->response.error, ST_AGAIN, NULL, NULL);
     /* An estimate of the wait: queued sequences take as long as finished ones.
      */
     uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];

@@ -272,10 +272,8 @@ static void tick_event(uv_timer_t *t)
         if (!s->request_count && in_phase >= (s->ctx.opt->shutdown_delay ? DRAIN_LEAST_US : 0)) {
             phase_set(p, SRV_ENDING);
         } else if (in_phase >= drain_us) {
-            for (struct request *r = s->requests; r; r = r->next) {
-                if (p->failed_us) gen_abort(r, 503, "engine_dead", "The engine has failed.");
-                else gen_abort(r, 503, "server_draining", "The server is shutting down.");
-            }
+            for (struct request *r = s->requests; r; r = r->next)
+                gen_abort_status(r, p->failed_us ? ST_DEVICE : ST_STOPPING, NULL);
             phase_set(p, SRV_ENDING);
         }
     }

@@ -57,7 +57,7 @@ const char *status_name(enum status st)
     case ST_UNSUPPORTED: return "unsupported";
     case ST_DEVICE: return "device error";
     case ST_AGAIN: return "busy";
-    case ST_CANCELLED: return "cancelled";
+    case ST_STOPPING: return "shutting down";
     case ST_NOT_FOUND: return "not found";
     }
     return "unknown";

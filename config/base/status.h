@@ -14,7 +14,7 @@ enum status {
     ST_UNSUPPORTED, /* understood, but not supported */
     ST_DEVICE,      /* the backend failed; requests in flight are lost */
     ST_AGAIN,       /* not now: a queue is full */
-    ST_CANCELLED,   /* ended by the caller */
+    ST_STOPPING,    /* never again: it is shutting down */
     ST_NOT_FOUND,   /* a named thing does not exist */
 };
 

@@ -51,7 +51,7 @@ static void logprobs_resolve(struct choice *c)
     s->in_call = in_call;
     s->seen_reasoning = out->reasoning_tokens;
     response_account(&g->r->response, &s->accounted, s->logprobs.cap);
-    if (o.st) gen_abort(g->r, 500, "internal_error", "The server ran out of memory.");
+    if (o.st) gen_abort_status(g->r, ST_NOMEM, NULL);
 }
 
 void responses_token(struct choice *c)

@@ -73,6 +73,13 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
 }
 
+void gen_abort_status(struct request *r, enum status st, const struct err *err)
+{
+    struct api_error why = {0};
+    (void)api_fail_status(&why, st, NULL, err);
+    gen_abort(r, why.http, why.code, why.message);
+}
+
 /* Ends the largest response of who holds most, so that neither a large one nor many end the others. */
 void gen_responses_check(struct server *s)
 {

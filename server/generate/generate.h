@@ -86,6 +86,7 @@ void gen_shed(struct generation *g);
 void gen_cancel(struct request *r); /* asks the scheduler to end its sequences */
 /* An error for the client, before or inside the stream. */
 void gen_abort(struct request *r, int http, const char *code, const char *message);
+void gen_abort_status(struct request *r, enum status st, const struct err *err); /* api_fail_status */
 void gen_responses_check(struct server *s); /* while responses exceed --response-memory, ends the largest */
 
 /* generate/images.c (loop) */

@@ -104,7 +104,7 @@ static void fetch_run(void *arg)
 /* The scheduler reports every refused image as an engine error. */
 static void no_memory(struct request *r)
 {
-    gen_abort(r, 503, "out_of_memory", "The server is out of memory.");
+    gen_abort_status(r, ST_NOMEM, NULL);
 }
 
 /* The pixels for waiter i: moved to the last waiter, copied for the others. False: out of memory. */

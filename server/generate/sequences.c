@@ -299,7 +299,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gene
     c->accepted = ev->accepted;
     if (g->q.stream) gen_stream_token(c);
     if (token_take(c, &ev->token)) {
-        gen_abort(r, 500, "internal_error", "The server ran out of memory.");
+        gen_abort_status(r, ST_NOMEM, NULL);
         return;
     }
     if (g->dialect && g->dialect->token) g->dialect->token(c);
@@ -343,7 +343,7 @@ static void on_scores(struct choice *c, struct sched_event *ev)
     uint32_t total = p->prompt.token_count;
     if (!g->failed && !g->r->cancelled && echoes_logprobs(g) &&
         echo_logprobs(c, ev->index, ev->score_count, ev->scores))
-        gen_abort(g->r, 500, "internal_error", "The server ran out of memory.");
+        gen_abort_status(g->r, ST_NOMEM, NULL);
     if (!p->scores && !g->failed && g->q.prompt_logprobs) p->scores = calloc(total, sizeof *p->scores);
     if (p->scores) response_account(&g->r->response, &p->accounted, total * sizeof *p->scores);
     for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
@@ -400,8 +400,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
             c->stop_id = ev->stop_id;
         }
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
-        if (output_run(c) || (ev->pooled && take_pooled(c, ev->pooled)))
-            gen_abort(r, 500, "internal_error", "The server ran out of memory.");
+        if (output_run(c) || (ev->pooled && take_pooled(c, ev->pooled))) gen_abort_status(r, ST_NOMEM, NULL);
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
         choice_finish(c, ev->end == END_ERROR || ev->end == END_CONSTRAINT ? FIN_ERROR : FIN_ABORT);
@@ -623,16 +622,9 @@ static enum status submit(struct choice *c, struct err *err)
 
 static void submit_failed(struct request *r, enum status st, const struct err *err)
 {
-    struct api_error *e = &r->response.error, why;
-    if (st == ST_UNSUPPORTED) (void)api_fail(e, 503, "server_draining", NULL, "The server is shutting down.");
-    if (st == ST_DEVICE) (void)api_fail(e, 503, "engine_dead", NULL, "The engine has failed.");
     if (st == ST_AGAIN) share_refused(r->response.share, SHARE_QUEUE);
-    if (st == ST_AGAIN)
-        (void)api_fail(e, 429, "rate_limit_exceeded", NULL,
-                       "Too many requests are waiting; try again later.");
-    (void)api_fail_status(e, st, gen_source(r->gen), err);
-    why = *e;
-    gen_abort(r, why.http, why.code, why.message);
+    (void)api_fail_status(&r->response.error, st, gen_source(r->gen), err);
+    gen_abort_status(r, st, err);
 }
 
 /* Of a request with many sequences a part is in the queue at once, so that it pushes nobody out. The others

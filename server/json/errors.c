@@ -36,30 +36,35 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
     return ST_INVALID;
 }
 
-static const struct map {
-    enum status st;
+/* text: of what is about the server, not the request. */
+static const struct {
     int http;
-    const char *code;
-} map[] = {
-    {ST_INVALID, 400, "invalid_value"}, {ST_UNSUPPORTED, 400, "unsupported_value"},
-    {ST_FORMAT, 400, "invalid_value"},  {ST_TOO_LARGE, 400, "context_length_exceeded"},
-    {ST_NOT_FOUND, 404, "not_found"},   {ST_AGAIN, 429, "rate_limit_exceeded"},
-    {ST_DEVICE, 500, "engine_error"},   {ST_NOMEM, 503, "out_of_memory"},
+    const char *code, *text;
+} statuses[] = {
+    [ST_NOMEM] = {503, "out_of_memory", "The server is out of memory."},
+    [ST_INVALID] = {400, "invalid_value", NULL},
+    [ST_TOO_LARGE] = {400, "context_length_exceeded", NULL},
+    [ST_FORMAT] = {400, "invalid_value", NULL},
+    [ST_IO] = {500, "internal_error", NULL},
+    [ST_UNSUPPORTED] = {400, "unsupported_value", NULL},
+    [ST_DEVICE] = {503, "engine_dead", "The engine has failed."},
+    [ST_AGAIN] = {429, "rate_limit_exceeded", "Too many requests are waiting; try again later."},
+    [ST_STOPPING] = {503, "server_draining", "The server is shutting down."},
+    [ST_NOT_FOUND] = {404, "not_found", NULL},
 };
-
-enum status api_nomem(struct api_error *e)
-{
-    return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
-}
 
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err)
 {
-    for (size_t i = 0; i < sizeof map / sizeof *map; i++) {
-        if (map[i].st == st)
-            return api_fail(e, map[i].http, map[i].code, param, "%s",
-                            err->msg[0] ? err->msg : status_name(st));
-    }
-    return api_fail(e, 500, "internal_error", NULL, "%s", err->msg[0] ? err->msg : status_name(st));
+    const char *text = statuses[st].text;
+    return api_fail(e, statuses[st].http, statuses[st].code, text ? NULL : param, "%s",
+                    text          ? text
+                    : err->msg[0] ? err->msg
+                                  : status_name(st));
+}
+
+enum status api_nomem(struct api_error *e)
+{
+    return api_fail_status(e, ST_NOMEM, NULL, NULL);
 }
 
 static const char *anthropic_type(int http)

@@ -25,12 +25,11 @@ struct api_error {
  * invalid_request_error. A truncated string stays valid UTF-8. */
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
-/* api_fail with 503: the server is out of memory. */
-enum status api_nomem(struct api_error *e);
-/* Maps a lower layer's status and message: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
- * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
- * internal_error. */
+/* api_fail for the status of a lower layer, by one table: what is about the request (ST_INVALID: 400
+ * invalid_value ...) with its param and message, what is about the server (ST_NOMEM, ST_DEVICE, ST_AGAIN,
+ * ST_STOPPING: 503 or 429) with a message of its own; err may be NULL then. */
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
+enum status api_nomem(struct api_error *e); /* of ST_NOMEM */
 /* OpenAI's {"error":{...}}; Anthropic's {"type":"error","error":{...}}, whose types follow from http;
  * Ollama's
  * {"error":text}. */
