@@ -33,7 +33,8 @@ PKGS      += $(if $(filter 1,$(KV_EVENTS)),$(KV_PKGS))
 # (tests/lib/cmocka); CMOCKA=none asks for that.
 CMOCKA    ?= $(if $(shell $(CC) -E $(foreach h,setjmp stdarg stddef stdint cmocka,-include $(h).h) \
 	-x c /dev/null >/dev/null 2>&1 && echo 1),cmocka,none)
-LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
+# Wrapped by tests/lib/selectors.c: TEST_ONLY.
+LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-Wl,--wrap=_cmocka_run_group_tests -lcmocka)
 
 BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g1 -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
 	-fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)

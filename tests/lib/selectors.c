@@ -37,13 +37,20 @@ int selectors_end(int failed)
     return failed || !lost ? failed : 1;
 }
 
-void selects_tests(const char *pattern, const struct CMUnitTest *tests, size_t count)
+#ifndef KVASIR_TEST_CMOCKA_H
+/* The linker's names for cmocka's function and for what every program calls in its place (Makefile). */
+int __real__cmocka_run_group_tests(const char *, const struct CMUnitTest *, size_t, CMFixtureFunction,
+                                   CMFixtureFunction);
+int __wrap__cmocka_run_group_tests(const char *, const struct CMUnitTest *, size_t, CMFixtureFunction,
+                                   CMFixtureFunction);
+int __wrap__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t count,
+                                   CMFixtureFunction setup, CMFixtureFunction teardown)
 {
-    for (size_t i = 0; i < count; i++)
-        if (fnmatch(pattern, tests[i].name, 0) == 0) {
-            cmocka_set_test_filter(pattern);
-            return;
-        }
-    fprintf(stderr, "--only %s selects no test\n", pattern);
-    exit(2);
+    const char *only = getenv("TEST_ONLY");
+    size_t i = 0;
+    while (only && i < count && fnmatch(only, tests[i].name, 0) != 0) i++;
+    if (i == count) return fprintf(stderr, "TEST_ONLY=%s selects no test\n", only), 2;
+    cmocka_set_test_filter(only);
+    return __real__cmocka_run_group_tests(name, tests, count, setup, teardown);
 }
+#endif

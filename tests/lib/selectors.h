@@ -1,10 +1,9 @@
-/* Selecting tests by environment variables and `--only`. A selector that selects nothing fails the program;
- * otherwise a misspelt name would pass. */
+/* Selecting tests by environment variables. A selector that selects nothing fails the program; otherwise a
+ * misspelt name would pass. TEST_ONLY=PATTERN (`*`, `?`) selects among the tests of any program. */
 #ifndef KVASIR_TEST_SELECTORS_H
 #define KVASIR_TEST_SELECTORS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 /* GOLDEN_VARIANT is not set, or is a part of the name. */
 bool selects_variant(const char *name);
@@ -13,10 +12,5 @@ bool selects_kernels(const char *set);
 /* The value for main: the number of failed tests, or 1 with a message if one of the two variables is set and
  * selected nothing. */
 int selectors_end(int failed);
-
-struct CMUnitTest;
-/* `--only PATTERN` of a program: skips the tests whose names don't match (`*`, `?`). Ends the program with a
- * message if none does. */
-void selects_tests(const char *pattern, const struct CMUnitTest *tests, size_t count);
 
 #endif

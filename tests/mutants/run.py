@@ -6,7 +6,7 @@ usage: tests/mutants/run.py [NAME...]       builds and runs these mutants, or al
        tests/mutants/run.py --binary NAME   builds kvasir with that bug and prints its path
 
 tests/mutants/NAME.mutant says what is wrong, then has lines
-  test: PROGRAM ARGUMENTS...                a test that must notice it; several lines: each of them must
+  test: [TEST_ONLY=PATTERN] PROGRAM ARGUMENTS...   a test that must notice it; several lines: each must
   file: PATH                                then, line by line: --- old, TEXT, --- new, TEXT, --- end
 The old text is in the file exactly once; white space counts as one blank. The changed files are compiled to
 build/release/mutants/NAME and linked before the archives of the right ones (Makefile: MUTANTS).
@@ -25,7 +25,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 OUT = "build/release"
 JOBS = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 TIMEOUT = 300
-ENV = {**os.environ, "KVASIR_TEST_SHORT": "2"}
+# The first assertion that fails ends a program.
+ENV = {**os.environ, "KVASIR_TEST_SHORT": "2", "CMOCKA_TEST_ABORT": "1"}
 
 
 class Bad(Exception):
@@ -49,7 +50,7 @@ def read(name):
         edits.append((file, m[1], m[2]))
     if not tests or not edits:
         raise Bad(f"{path}: no test, or no file")
-    return [t.split() for t in tests], edits
+    return [t.split() if "=" in t.split()[0] else ["TEST_ONLY=*", *t.split()] for t in tests], edits
 
 
 def changed(edits):
@@ -98,11 +99,12 @@ def make(programs, right=()):
     return run.returncode == 0
 
 
-def fails(program, arguments):
+def fails(folder, only, program, *arguments):
     """-> (whether it failed, the end of what it said)"""
     try:
-        run = subprocess.run([os.path.join(ROOT, program), *arguments], cwd=ROOT, env=ENV, timeout=TIMEOUT,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        run = subprocess.run(["env", only, os.path.join(OUT, folder, program), *arguments], cwd=ROOT, env=ENV,
+                             timeout=TIMEOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             errors="replace")
     except subprocess.TimeoutExpired:
         return None, f"more than {TIMEOUT} s"
     return run.returncode != 0, run.stdout[-1500:]
@@ -113,7 +115,7 @@ def judge(name, command, rights):
     right, said = rights[tuple(command)].result()
     if right is not False:
         return False, f"{name}: {' '.join(command)} fails without the bug:\n{said}"
-    noticed, said = fails(f"{OUT}/mutants/{name}/{command[0]}", command[1:])
+    noticed, said = fails(f"mutants/{name}", *command)
     text = f"{name}: {' '.join(command)} ({time.monotonic() - begin:.1f} s)"
     return noticed is True, text if noticed else f"{text} does not notice it:\n{said}"
 
@@ -146,13 +148,13 @@ def main():
         print(os.path.join(ROOT, OUT, "mutants", names[0], "kvasir"))
         return
     pairs = [(name, command) for name, tests in mutants.items() for command in tests]
-    programs = sorted({command[0] for _, command in pairs})
-    built = make(sorted({f"{name}/{command[0]}" for name, command in pairs}),
+    programs = sorted({command[1] for _, command in pairs})
+    built = make(sorted({f"{name}/{command[1]}" for name, command in pairs}),
                  [f"{OUT}/tests/{p}" for p in programs])
     passed = 0
     with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
         rights = {tuple(c): None for _, c in pairs}
-        rights = {c: pool.submit(fails, f"{OUT}/tests/{c[0]}", c[1:]) for c in rights}
+        rights = {c: pool.submit(fails, "tests", *c) for c in rights}
         for ok, text in pool.map(lambda p: judge(*p, rights), pairs if built else []):
             print(("ok   " if ok else "FAIL ") + text, flush=True)
             passed, failed = passed + ok, failed + (not ok)

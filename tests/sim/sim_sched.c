@@ -4,7 +4,7 @@
  * resets. Invariants are checked after every step, every output against the oracle: it equals that of the
  * request alone, without cache.
  *
- *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL] [--only TEST]
+ *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL]
  * It prints the seed of a failing run. */
 #include "tests/sim/fake_engine.h"
 
@@ -12,7 +12,6 @@
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/block_index.h"
-#include "tests/lib/selectors.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/sched_check.h"
 #include "tests/lib/cache_check.h"
@@ -1481,7 +1480,6 @@ static void test_blocks_move_between_groups(void **state)
 int main(int argc, char **argv)
 {
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
-    const char *only = NULL;
     seed_count = test_briefly() ? 8 : brief ? 12 : 60;
     request_count = brief ? 80 : 300;
     for (int i = 1; i + 1 < argc; i += 2) {
@@ -1490,7 +1488,6 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--seeds") == 0) seed_count = (uint32_t)v;
         else if (strcmp(argv[i], "--requests") == 0) request_count = (uint32_t)v;
         else if (strcmp(argv[i], "--steps") == 0) steps_wanted = v;
-        else if (strcmp(argv[i], "--only") == 0) only = argv[i + 1];
         else return fprintf(stderr, "unknown argument %s\n", argv[i]), 2;
     }
     signal(SIGABRT, print_seed);
@@ -1519,6 +1516,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mutant_state_of_rejected_drafts),
         cmocka_unit_test(test_T22_mutant_position_from_token_count),
     };
-    if (only) selects_tests(only, tests, sizeof tests / sizeof *tests);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,7 +10,6 @@
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/test_images.h"
-#include "tests/lib/selectors.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -855,7 +854,7 @@ static void t22_long_answers(void **state)
     check(long_answer, false, false);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(t1_rows_of_a_hit),
@@ -870,8 +869,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(t21_chunk_sizes),
         cmocka_unit_test(t22_long_answers),
     };
-    if (argc == 3 && strcmp(argv[1], "--only") == 0)
-        selects_tests(argv[2], tests, sizeof tests / sizeof *tests);
-    else if (argc > 1) return fprintf(stderr, "unknown argument %s\n", argv[1]), 2;
     return cmocka_run_group_tests_name("known_failures", tests, find_variants, NULL);
 }

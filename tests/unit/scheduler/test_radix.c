@@ -5,13 +5,12 @@
  * and every slot handed out holds the right value. No sequence may write where the tree has a claim or
  * another sequence reads. An index fed only by the event sink always knows the tree's content.
  *
- *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing
+ *     test_radix [--seed N] [--worlds COUNT]        --seed: the random worlds only; a failing
  * run prints its seed */
 #include "config/base/assert.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/cache/radix_cache.h"
 #include "tests/lib/block_index.h"
-#include "tests/lib/selectors.h"
 #include "tests/lib/radix_check.h"
 #include "tests/lib/cache_check.h"
 
@@ -1459,16 +1458,14 @@ static void print_seed(int sig)
 
 int main(int argc, char **argv)
 {
-    const char *only = NULL;
     brief = getenv("KVASIR_TEST_SHORT") != NULL;
     world_count = brief ? 60 : 250;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t v = strtoull(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--seed") == 0) {
             first_seed = v;
-            only = "test_random*";
+            setenv("TEST_ONLY", "test_random*", 0);
         } else if (strcmp(argv[i], "--worlds") == 0) world_count = (uint32_t)v;
-        else if (strcmp(argv[i], "--only") == 0) only = argv[i + 1];
         else return fprintf(stderr, "unknown argument %s\n", argv[i]), 2;
     }
     signal(SIGABRT, print_seed);
@@ -1491,6 +1488,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_planted_window_off_by_one),
         cmocka_unit_test(test_planted_stale_partial_block),
     };
-    if (only) selects_tests(only, tests, sizeof tests / sizeof *tests);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
