@@ -298,7 +298,7 @@ static enum status put_vocab(const struct vocab *v)
     uint32_t highest = 0;
     for (uint32_t i = 0; i < v->count; i++)
         if (v->token[i].p) highest = i;
-    enum status st = tok__allocate_vocab(v->t, highest, v->count, v->err);
+    enum status st = tok__allocate_vocab(v->t, highest, v->err);
     for (uint32_t i = 0; i < v->count && !st; i++)
         if (v->token[i].p) st = put_token(v, i, &tmp);
     for (uint32_t i = 0; i <= highest && !st; i++)
@@ -354,11 +354,10 @@ static enum status put_roles(const struct vocab *v)
     for (size_t i = 0; i < sizeof roles / sizeof *roles && !st; i++) {
         uint32_t id;
         if ((st = role_id(v, roles[i][0], &id)) || id == TOK_NO_ID) continue;
-        st = tok__put_role(v->t, roles[i][1], v->token[id].p, v->token[id].len, v->err);
-        if (!st && v->token[id].len && !(v->t->flags[id] & TOK_ADDED))
-            st = tok__put_added(v->t, id, &(struct tok_added){.special = true}, v->err);
+        st = tok__put_role(v->t, roles[i][1], v->token[id].p, v->token[id].len,
+                           &(struct tok_added){.special = true}, v->err);
     }
-    return st;
+    return st ? st : tok__add_roles(v->t, v->err);
 }
 
 static enum status build(struct vocab *v)

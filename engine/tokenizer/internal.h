@@ -4,11 +4,11 @@
  *        -> pieces between `normalized` added tokens -> words (pre-tokenizer)
  *        -> [cuts that no merge can cross] -> initial symbols -> merges -> ids -> post-processor
  *
- *   tokenizer/load.c   files -> struct tokenizer          tokenizer/split.c  pre-tokenizer
- *   tokenizer/gguf.c   metadata -> struct tokenizer
- *   tokenizer/vocab.c  strings, merges, token bytes       tokenizer/bpe.c    words -> ids
- *   tokenizer/added.c  added tokens in a text             tokenizer.c        the public functions
- *   tokenizer/text.c   UTF-8 repair, normalisation
+ *   tokenizer/load.c        tokenizer.json -> struct tokenizer    tokenizer/split.c  pre-tokenizer
+ *   tokenizer/side_files.c  tokenizer_config.json and others      tokenizer/bpe.c    words -> ids
+ *   tokenizer/gguf.c        metadata -> struct tokenizer          tokenizer/added.c  added tokens in a text
+ *   tokenizer/vocab.c       strings, merges, token bytes          tokenizer.c        the public functions
+ *   tokenizer/text.c        UTF-8 repair, normalisation
  *
  * Nothing here is written after loading: all of it may be used by any number of threads. */
 #ifndef KVASIR_TOKENIZER_INTERNAL_H
@@ -58,6 +58,7 @@ struct tok_added {
     size_t needle_len;
     uint32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
+    bool listed;  /* in a side file, or in tokenizer.json where no file lists tokens */
     bool guarded; /* see tok_guard */
 };
 
@@ -100,14 +101,16 @@ struct tok_split {
 };
 
 struct tok_role {
-    char *role, *content; /* owned */
+    char *role, *content;   /* owned */
+    struct tok_added flags; /* of the token, should it not be an added one yet */
 };
 
 enum { TOK_STEPS_MAX = 8, TOK_TEMPLATE_MAX = 8 };
 
 struct tokenizer {
     /* Tokens by id, [vocab_size]. `literal` is the string in the file, `bytes` the token's text. */
-    uint32_t vocab_size;
+    uint32_t vocab_size, id_cap; /* arrays by id have room for id_cap */
+    uint32_t model_count;        /* tokens of the model: the first id of others, where it is free */
     struct tok_span *literal, *bytes;
     uint8_t *flags;
     char *literals, *texts; /* arenas */
@@ -155,9 +158,8 @@ uint64_t tok__hash(const void *data, size_t len);
 /* Id of a literal, TOK_NO_ID if there is none. */
 uint32_t tok__literal_id(const struct tokenizer *t, const char *s, size_t len);
 uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* by_word */
-/* Allocates for ids up to `highest` and so many strings. */
-enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings,
-                                struct err *err) KV_MUST_CHECK;
+/* Allocates for ids up to `highest`. */
+enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, struct err *err) KV_MUST_CHECK;
 /* The document that vocab.json and merges.txt of a directory stand for. ST_NOT_FOUND, with err untouched:
  * there are none, or tokenizer_config.json doesn't name their tokenizer_class. */
 enum status tok__load_vocab_merges(const char *dir, struct json_doc *out, struct err *err) KV_MUST_CHECK;
@@ -190,6 +192,9 @@ void tok__merges_prefetch(const struct tokenizer *t, uint32_t left, uint32_t rig
 /* Sets the literal of an id above the model's vocabulary. */
 enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len,
                              struct err *err) KV_MUST_CHECK;
+/* The id of a literal, which gets the next one after the added tokens if it has none, as in the reference. */
+enum status tok__add_token(struct tokenizer *t, const char *s, size_t len, uint32_t *id,
+                           struct err *err) KV_MUST_CHECK;
 /* Fills byte_id, char_pages, bytes, by_word and joints once vocabulary, merges, added tokens and decoder are
  * known. */
 enum status tok__finish_vocab(struct tokenizer *t, struct err *err) KV_MUST_CHECK;
@@ -219,15 +224,36 @@ static inline uint32_t tok__char_id(const struct tokenizer *t, uint32_t cp)
 }
 
 /* ---- tokenizer/load.c ---- */
+struct tok_loader {
+    const struct json_doc *d;
+    struct tokenizer *t;
+    struct err *err;
+};
+/* A boolean member; `absent` when it is missing or null. */
+enum status tok__get_bool(struct tok_loader *l, uint32_t node, const char *where, const char *key,
+                          bool absent, bool *out) KV_MUST_CHECK;
+/* A string member, owned by the caller. */
+enum status tok__get_string(struct tok_loader *l, uint32_t node, const char *where, const char *key,
+                            char **out, size_t *len) KV_MUST_CHECK;
+/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as in the
+ * reference. */
+enum status tok__read_flags(struct tok_loader *l, uint32_t node, const char *where, bool special,
+                            struct tok_added *out) KV_MUST_CHECK;
 /* Makes that token an added one, or changes its flags. */
 enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags,
                            struct err *err) KV_MUST_CHECK;
-/* Keeps role: content; a later one replaces an earlier one. */
-enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
-                          struct err *err) KV_MUST_CHECK;
 /* Derives the rest from vocabulary, merges, added tokens and steps, all complete except `extra`. */
 enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
                         struct err *err) KV_MUST_CHECK;
+
+/* ---- tokenizer/side_files.c ---- */
+/* Keeps role: content; a later one replaces an earlier one. */
+enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
+                          const struct tok_added *flags, struct err *err) KV_MUST_CHECK;
+/* Tokens that the roles name become added ones, unless they are: bos_token to mask_token, then the rest. */
+enum status tok__add_roles(struct tokenizer *t, struct err *err) KV_MUST_CHECK;
+/* DIR/tokenizer_config.json, special_tokens_map.json and added_tokens.json, where they exist. */
+enum status tok__read_side_files(struct tokenizer *t, const char *dir, struct err *err) KV_MUST_CHECK;
 
 /* ---- tokenizer/text.c ---- */
 /* A text and, if its runs differ in control, the control of every byte. */

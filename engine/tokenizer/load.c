@@ -10,16 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILE_BYTES_MAX      ((size_t)512 << 20)
-#define SIDE_FILE_BYTES_MAX ((size_t)64 << 20)
+#define FILE_BYTES_MAX ((size_t)512 << 20)
 
-struct loader {
-    const struct json_doc *d;
-    struct tokenizer *t;
-    struct err *err;
-};
-
-static enum status unsupported_type(struct loader *l, const char *where, uint32_t node)
+static enum status unsupported_type(struct tok_loader *l, const char *where, uint32_t node)
 {
     size_t len = 0;
     uint32_t type = json_get(l->d, node, "type");
@@ -28,14 +21,13 @@ static enum status unsupported_type(struct loader *l, const char *where, uint32_
                    len > 80 ? 80 : (int)len, name);
 }
 
-static bool type_is(struct loader *l, uint32_t node, const char *type)
+static bool type_is(struct tok_loader *l, uint32_t node, const char *type)
 {
     return json_str_eq(l->d, json_get(l->d, node, "type"), type);
 }
 
-/* A boolean member; `absent` when it is missing or null. */
-static enum status get_bool(struct loader *l, uint32_t node, const char *where, const char *key, bool absent,
-                            bool *out)
+enum status tok__get_bool(struct tok_loader *l, uint32_t node, const char *where, const char *key,
+                          bool absent, bool *out)
 {
     uint32_t v = json_get_live(l->d, node, key);
     *out = absent;
@@ -43,8 +35,8 @@ static enum status get_bool(struct loader *l, uint32_t node, const char *where, 
     return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a boolean", where, key);
 }
 
-static enum status get_string(struct loader *l, uint32_t node, const char *where, const char *key, char **out,
-                              size_t *len)
+enum status tok__get_string(struct tok_loader *l, uint32_t node, const char *where, const char *key,
+                            char **out, size_t *len)
 {
     uint32_t v = json_get_live(l->d, node, key);
     if (json_kind(l->d, v) != JSON_STRING)
@@ -54,9 +46,9 @@ static enum status get_string(struct loader *l, uint32_t node, const char *where
 }
 
 /* {"type":"Sequence", KEY:[...]} or one component: calls fn for each, in order. */
-typedef enum status component_fn(struct loader *l, uint32_t node);
+typedef enum status component_fn(struct tok_loader *l, uint32_t node);
 
-static enum status each_component(struct loader *l, uint32_t node, const char *where, const char *key,
+static enum status each_component(struct tok_loader *l, uint32_t node, const char *where, const char *key,
                                   int depth, component_fn *fn)
 {
     if (node == JSON_NONE) return ST_OK;
@@ -76,7 +68,7 @@ static enum status each_component(struct loader *l, uint32_t node, const char *w
 
 /* ---- normalizer ---- */
 
-static enum status read_replace(struct loader *l, uint32_t node, const char *where, struct tok_norm *out)
+static enum status read_replace(struct tok_loader *l, uint32_t node, const char *where, struct tok_norm *out)
 {
     uint32_t pattern = json_get_live(l->d, node, "pattern");
     if (json_get_live(l->d, pattern, "String") == JSON_NONE) {
@@ -84,8 +76,8 @@ static enum status read_replace(struct loader *l, uint32_t node, const char *whe
                        where);
     }
     *out = (struct tok_norm){.kind = TOK_NORM_REPLACE};
-    enum status st = get_string(l, pattern, where, "String", &out->from, &out->from_len);
-    if (!st) st = get_string(l, node, where, "content", &out->to, &out->to_len);
+    enum status st = tok__get_string(l, pattern, where, "String", &out->from, &out->from_len);
+    if (!st) st = tok__get_string(l, node, where, "content", &out->to, &out->to_len);
     if (!st && out->from_len == 0)
         st = err_set(l->err, ST_UNSUPPORTED, "%s: a Replace with an empty pattern is not supported", where);
     if (st) {
@@ -102,7 +94,7 @@ static struct tok_norm *set_prepend(struct tok_norm *n)
     return n;
 }
 
-static enum status add_normalizer(struct loader *l, uint32_t node)
+static enum status add_normalizer(struct tok_loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
     if (t->norm_count == TOK_STEPS_MAX)
@@ -112,7 +104,7 @@ static enum status add_normalizer(struct loader *l, uint32_t node)
     if (type_is(l, node, "NFC")) *n = (struct tok_norm){.kind = TOK_NORM_NFC};
     else if (type_is(l, node, "Replace")) st = read_replace(l, node, "normalizer", n);
     else if (type_is(l, node, "Prepend"))
-        st = get_string(l, node, "normalizer", "prepend", &set_prepend(n)->to, &n->to_len);
+        st = tok__get_string(l, node, "normalizer", "prepend", &set_prepend(n)->to, &n->to_len);
     else st = unsupported_type(l, "normalizer", node);
     if (!st) t->norm_count++;
     return st;
@@ -180,7 +172,7 @@ static bool same_regex(const char *a, const char *b)
     return same;
 }
 
-static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behavior *out)
+static enum status read_behavior(struct tok_loader *l, uint32_t node, enum tok_behavior *out)
 {
     static const char *const names[] = {"Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous",
                                         "Removed"};
@@ -194,19 +186,20 @@ static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behav
     return err_set(l->err, ST_FORMAT, "pre_tokenizer: a Split without a known \"behavior\"");
 }
 
-static enum status read_split(struct loader *l, uint32_t node, struct tok_split *s)
+static enum status read_split(struct tok_loader *l, uint32_t node, struct tok_split *s)
 {
     uint32_t pattern = json_get_live(l->d, node, "pattern"), regex = json_get_live(l->d, pattern, "Regex");
     bool invert;
     enum status st = read_behavior(l, node, &s->behavior);
-    if (!st) st = get_bool(l, node, "pre_tokenizer", "invert", false, &invert);
+    if (!st) st = tok__get_bool(l, node, "pre_tokenizer", "invert", false, &invert);
     if (st) return st;
     if (regex == JSON_NONE) {
         if (invert)
             return err_set(l->err, ST_UNSUPPORTED,
                            "pre_tokenizer: a Split on a String with \"invert\" is not supported");
         s->pattern = TOK_PATTERN_LITERAL;
-        if ((st = get_string(l, pattern, "pre_tokenizer", "String", &s->literal, &s->literal_len))) return st;
+        if ((st = tok__get_string(l, pattern, "pre_tokenizer", "String", &s->literal, &s->literal_len)))
+            return st;
         if (s->literal_len > 0) return ST_OK;
         free(s->literal);
         s->literal = NULL;
@@ -232,11 +225,11 @@ static enum status read_split(struct loader *l, uint32_t node, struct tok_split 
                    len > 300 ? 300 : (int)len, raw);
 }
 
-static enum status read_byte_level(struct loader *l, uint32_t node, bool *split)
+static enum status read_byte_level(struct tok_loader *l, uint32_t node, bool *split)
 {
     bool prefix;
-    enum status st = get_bool(l, node, "pre_tokenizer", "add_prefix_space", true, &prefix);
-    if (!st) st = get_bool(l, node, "pre_tokenizer", "use_regex", true, split);
+    enum status st = tok__get_bool(l, node, "pre_tokenizer", "add_prefix_space", true, &prefix);
+    if (!st) st = tok__get_bool(l, node, "pre_tokenizer", "use_regex", true, split);
     if (!st && prefix)
         st = err_set(l->err, ST_UNSUPPORTED,
                      "pre_tokenizer: ByteLevel with \"add_prefix_space\" is not supported");
@@ -244,10 +237,10 @@ static enum status read_byte_level(struct loader *l, uint32_t node, bool *split)
     return st;
 }
 
-static enum status read_digits(struct loader *l, uint32_t node)
+static enum status read_digits(struct tok_loader *l, uint32_t node)
 {
     bool each;
-    enum status st = get_bool(l, node, "pre_tokenizer", "individual_digits", false, &each);
+    enum status st = tok__get_bool(l, node, "pre_tokenizer", "individual_digits", false, &each);
     if (!st && !each)
         st = err_set(l->err, ST_UNSUPPORTED,
                      "pre_tokenizer: Digits without \"individual_digits\" is not supported");
@@ -256,7 +249,7 @@ static enum status read_digits(struct loader *l, uint32_t node)
 
 /* " " -> U+2581, one more in front of a text (prepend_scheme first) or of every piece (always); with `split`,
  * words begin with one. */
-static enum status read_metaspace(struct loader *l, uint32_t node, struct tok_split *s, bool *split)
+static enum status read_metaspace(struct tok_loader *l, uint32_t node, struct tok_split *s, bool *split)
 {
     struct tokenizer *t = l->t;
     uint32_t scheme = json_get_live(l->d, node, "prepend_scheme");
@@ -264,9 +257,9 @@ static enum status read_metaspace(struct loader *l, uint32_t node, struct tok_sp
     struct tok_norm *to = &t->spaces[0], *front = set_prepend(&t->spaces[1]);
     if (t->split_count || t->space_count)
         return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a Metaspace after a step is not supported");
-    enum status st = get_bool(l, node, "pre_tokenizer", "split", true, split);
+    enum status st = tok__get_bool(l, node, "pre_tokenizer", "split", true, split);
     *to = (struct tok_norm){.kind = TOK_NORM_REPLACE, .from = strdup(" "), .from_len = 1};
-    if (!st) st = get_string(l, node, "pre_tokenizer", "replacement", &to->to, &to->to_len);
+    if (!st) st = tok__get_string(l, node, "pre_tokenizer", "replacement", &to->to, &to->to_len);
     if (!st && to->to_len == 0) st = err_set(l->err, ST_FORMAT, "pre_tokenizer: \"replacement\" is empty");
     if (st) return st;
     *s = (struct tok_split){.pattern = TOK_PATTERN_LITERAL,
@@ -281,7 +274,7 @@ static enum status read_metaspace(struct loader *l, uint32_t node, struct tok_sp
     return to->from && front->to && (!*split || s->literal) ? ST_OK : err_nomem(l->err, "pre_tokenizer");
 }
 
-static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
+static enum status add_pre_tokenizer(struct tok_loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
     if (t->byte_level)
@@ -310,7 +303,7 @@ static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
 
 /* ---- decoder ---- */
 
-static enum status read_strip(struct loader *l, uint32_t node)
+static enum status read_strip(struct tok_loader *l, uint32_t node)
 {
     uint64_t start = 0, stop = 0;
     (void)json_uint(l->d, json_get_live(l->d, node, "start"), &start);
@@ -320,7 +313,7 @@ static enum status read_strip(struct loader *l, uint32_t node)
     return err_set(l->err, ST_UNSUPPORTED, "decoder: only a Strip of one space at the start is supported");
 }
 
-static enum status add_decoder(struct loader *l, uint32_t node)
+static enum status add_decoder(struct tok_loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
     if (t->decode_byte_level)
@@ -350,12 +343,12 @@ static enum status add_decoder(struct loader *l, uint32_t node)
 /* ---- post_processor ---- */
 
 /* Appends the ids of special token `name` to the prefix, or after $A to the suffix. */
-static enum status add_template_token(struct loader *l, uint32_t node, uint32_t special, bool after)
+static enum status add_template_token(struct tok_loader *l, uint32_t node, uint32_t special, bool after)
 {
     struct tokenizer *t = l->t;
     char *name = NULL;
     size_t len;
-    enum status st = get_string(l, node, "post_processor", "id", &name, &len);
+    enum status st = tok__get_string(l, node, "post_processor", "id", &name, &len);
     if (st) return st;
     uint32_t ids = json_get_live(l->d, json_get_live(l->d, special, name), "ids");
     if (json_count(l->d, ids) == 0)
@@ -378,7 +371,7 @@ static enum status add_template_token(struct loader *l, uint32_t node, uint32_t 
     return st;
 }
 
-static enum status read_template(struct loader *l, uint32_t node)
+static enum status read_template(struct tok_loader *l, uint32_t node)
 {
     uint32_t single = json_get_live(l->d, node, "single"),
              special = json_get_live(l->d, node, "special_tokens");
@@ -402,7 +395,7 @@ static enum status read_template(struct loader *l, uint32_t node)
     return after ? ST_OK : err_set(l->err, ST_UNSUPPORTED, "post_processor: a \"single\" without the text");
 }
 
-static enum status add_post_processor(struct loader *l, uint32_t node)
+static enum status add_post_processor(struct tok_loader *l, uint32_t node)
 {
     if (type_is(l, node, "ByteLevel")) return ST_OK; /* concerns offsets only */
     if (type_is(l, node, "TemplateProcessing")) return read_template(l, node);
@@ -430,20 +423,18 @@ enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_ad
     return ST_OK;
 }
 
-/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as in the
- * reference. */
-static enum status read_flags(struct loader *l, uint32_t node, const char *where, bool special,
-                              struct tok_added *out)
+enum status tok__read_flags(struct tok_loader *l, uint32_t node, const char *where, bool special,
+                            struct tok_added *out)
 {
-    enum status st = get_bool(l, node, where, "special", special, &out->special);
-    if (!st) st = get_bool(l, node, where, "single_word", false, &out->single_word);
-    if (!st) st = get_bool(l, node, where, "lstrip", false, &out->lstrip);
-    if (!st) st = get_bool(l, node, where, "rstrip", false, &out->rstrip);
-    if (!st) st = get_bool(l, node, where, "normalized", !out->special, &out->normalized);
+    enum status st = tok__get_bool(l, node, where, "special", special, &out->special);
+    if (!st) st = tok__get_bool(l, node, where, "single_word", false, &out->single_word);
+    if (!st) st = tok__get_bool(l, node, where, "lstrip", false, &out->lstrip);
+    if (!st) st = tok__get_bool(l, node, where, "rstrip", false, &out->rstrip);
+    if (!st) st = tok__get_bool(l, node, where, "normalized", !out->special, &out->normalized);
     return st;
 }
 
-static enum status read_added(struct loader *l, uint32_t list)
+static enum status read_added(struct tok_loader *l, uint32_t list)
 {
     struct tokenizer *t = l->t;
     if (list != JSON_NONE && json_kind(l->d, list) != JSON_ARRAY)
@@ -455,8 +446,8 @@ static enum status read_added(struct loader *l, uint32_t list)
         size_t len;
         struct tok_added flags = {0};
         (void)json_uint(l->d, json_get(l->d, node, "id"), &id); /* checked when the vocabulary was read */
-        enum status st = read_flags(l, node, "added_tokens", false, &flags);
-        if (!st) st = get_string(l, node, "added_tokens", "content", &content, &len);
+        enum status st = tok__read_flags(l, node, "added_tokens", false, &flags);
+        if (!st) st = tok__get_string(l, node, "added_tokens", "content", &content, &len);
         if (!st && len > 0 && (st = tok__add_literal(t, (uint32_t)id, content, len, l->err)))
             err_prefix(l->err, st, "added_tokens");
         if (!st && len > 0) st = tok__put_added(t, (uint32_t)id, &flags, l->err);
@@ -491,13 +482,13 @@ static enum status finish_added(struct tokenizer *t, struct err *err)
 
 /* ---- the model ---- */
 
-static bool absent_or_empty(struct loader *l, uint32_t node, const char *key)
+static bool absent_or_empty(struct tok_loader *l, uint32_t node, const char *key)
 {
     uint32_t v = json_get_live(l->d, node, key);
     return v == JSON_NONE || json_str_eq(l->d, v, "");
 }
 
-static enum status read_model_options(struct loader *l, uint32_t model)
+static enum status read_model_options(struct tok_loader *l, uint32_t model)
 {
     struct tokenizer *t = l->t;
     if (json_get_live(l->d, model, "type") != JSON_NONE && !type_is(l, model, "BPE"))
@@ -510,13 +501,13 @@ static enum status read_model_options(struct loader *l, uint32_t model)
         return err_set(l->err, ST_UNSUPPORTED, "model: continuing_subword_prefix is not supported");
     if (!absent_or_empty(l, model, "end_of_word_suffix"))
         return err_set(l->err, ST_UNSUPPORTED, "model: end_of_word_suffix is not supported");
-    enum status st = get_bool(l, model, "model", "fuse_unk", false, &t->fuse_unk);
-    if (!st) st = get_bool(l, model, "model", "byte_fallback", false, &t->byte_fallback);
-    if (!st) st = get_bool(l, model, "model", "ignore_merges", false, &t->ignore_merges);
+    enum status st = tok__get_bool(l, model, "model", "fuse_unk", false, &t->fuse_unk);
+    if (!st) st = tok__get_bool(l, model, "model", "byte_fallback", false, &t->byte_fallback);
+    if (!st) st = tok__get_bool(l, model, "model", "ignore_merges", false, &t->ignore_merges);
     return st;
 }
 
-static enum status read_model(struct loader *l, uint32_t model, uint32_t added)
+static enum status read_model(struct tok_loader *l, uint32_t model, uint32_t added)
 {
     struct tokenizer *t = l->t;
     if (json_kind(l->d, model) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "model is not an object");
@@ -528,7 +519,7 @@ static enum status read_model(struct loader *l, uint32_t model, uint32_t added)
     if (json_get_live(l->d, model, "unk_token") == JSON_NONE) return ST_OK;
     char *unk = NULL;
     size_t len;
-    if ((st = get_string(l, model, "model", "unk_token", &unk, &len))) return st;
+    if ((st = tok__get_string(l, model, "model", "unk_token", &unk, &len))) return st;
     uint32_t id = tok__literal_id(t, unk, len);
     if (id == TOK_NO_ID || !(t->flags[id] & TOK_IN_MODEL))
         st = err_set(l->err, ST_FORMAT, "model: the unk_token \"%.80s\" is not in the vocabulary", unk);
@@ -537,7 +528,7 @@ static enum status read_model(struct loader *l, uint32_t model, uint32_t added)
     return st;
 }
 
-static enum status read_tokenizer(struct loader *l)
+static enum status read_tokenizer(struct tok_loader *l)
 {
     uint32_t version = json_get(l->d, 0, "version"), added = json_get_live(l->d, 0, "added_tokens");
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
@@ -561,128 +552,6 @@ static enum status read_tokenizer(struct loader *l)
         st = each_component(l, json_get_live(l->d, 0, "post_processor"), "post_processor", "processors", 0,
                             add_post_processor);
     return st;
-}
-
-/* ---- side files ---- */
-
-enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
-                          struct err *err)
-{
-    size_t i = 0;
-    while (i < t->role_count && strcmp(t->roles[i].role, role) != 0) i++;
-    if (!LIST_ROOM(t->roles, i, t->role_cap, 16)) return err_nomem(err, "special tokens");
-    struct tok_role *r = &t->roles[i];
-    if (i < t->role_count) free(r->content);
-    else *r = (struct tok_role){.role = strdup(role)};
-    t->role_count += i == t->role_count;
-    r->content = strndup(content, len);
-    return r->role && r->content ? ST_OK : err_nomem(err, "special tokens");
-}
-
-/* A named token of the vocabulary becomes a special added token, as in AutoTokenizer. role NULL: only
- * that. */
-static enum status put_role(struct loader *l, const char *role, uint32_t value)
-{
-    bool object = json_kind(l->d, value) == JSON_OBJECT;
-    uint32_t text = object ? json_get_live(l->d, value, "content") : value;
-    struct tok_added flags = {0};
-    if (json_kind(l->d, text) != JSON_STRING) return ST_OK;
-    size_t len = 0;
-    char *content = json_str_dup(l->d, text, &len);
-    if (!content) return err_nomem(l->err, "special tokens");
-    enum status st = role ? tok__put_role(l->t, role, content, len, l->err) : ST_OK;
-    uint32_t id = len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
-    free(content);
-    if (st || id == TOK_NO_ID || l->t->flags[id] & TOK_ADDED) return st;
-    if (object) st = read_flags(l, value, "special tokens", true, &flags);
-    flags.special = true;
-    return st ? st : tok__put_added(l->t, id, &flags, l->err);
-}
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n > m && strcmp(s + n - m, end) == 0;
-}
-
-/* Every "*_token" of an object; with `all`, every key. */
-static enum status read_roles(struct loader *l, uint32_t object, bool all)
-{
-    uint32_t key = json_first(l->d, object);
-    enum status st = ST_OK;
-    for (uint32_t i = 0; i < json_count(l->d, object) && !st; i++) {
-        uint32_t value = json_next(l->d, key);
-        char *name = json_str_dup(l->d, key, NULL);
-        if (!name) return err_nomem(l->err, "special tokens");
-        if (all || ends_with(name, "_token")) st = put_role(l, name, value);
-        free(name);
-        key = json_next(l->d, value);
-    }
-    return st;
-}
-
-/* The lists and objects of further special tokens that the two files may have. */
-static enum status read_extra(struct loader *l, const char *key)
-{
-    uint32_t node = json_get_live(l->d, 0, key);
-    if (json_kind(l->d, node) == JSON_OBJECT) return read_roles(l, node, true);
-    if (json_kind(l->d, node) != JSON_ARRAY) return ST_OK;
-    enum status st = ST_OK;
-    uint32_t item = json_first(l->d, node);
-    for (uint32_t i = 0; i < json_count(l->d, node) && !st; i++, item = json_next(l->d, item))
-        st = put_role(l, NULL, item);
-    return st;
-}
-
-/* tokenizer_config.json: added_tokens_decoder overrides the flags of a token. */
-static enum status read_flag_overrides(struct loader *l, uint32_t object)
-{
-    uint32_t key = json_first(l->d, object);
-    enum status st = ST_OK;
-    if (object != JSON_NONE && json_kind(l->d, object) != JSON_OBJECT)
-        return err_set(l->err, ST_FORMAT, "added_tokens_decoder is not an object");
-    for (uint32_t i = 0; i < json_count(l->d, object) && !st; i++) {
-        uint32_t value = json_next(l->d, key);
-        struct tok_added flags = {0};
-        char *content = NULL;
-        size_t len = 0;
-        st = read_flags(l, value, "added_tokens_decoder", false, &flags);
-        if (!st) st = get_string(l, value, "added_tokens_decoder", "content", &content, &len);
-        uint32_t id = !st && len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
-        if (id != TOK_NO_ID) st = tok__put_added(l->t, id, &flags, l->err);
-        free(content);
-        key = json_next(l->d, value);
-    }
-    return st;
-}
-
-static enum status read_side_doc(struct loader *l)
-{
-    if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!utf8_valid(l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
-    enum status st = read_flag_overrides(l, json_get_live(l->d, 0, "added_tokens_decoder"));
-    if (!st) st = read_roles(l, 0, false);
-    if (!st) st = read_extra(l, "additional_special_tokens");
-    if (!st) st = read_extra(l, "extra_special_tokens");
-    if (!st) st = read_extra(l, "model_specific_special_tokens");
-    return st;
-}
-
-/* Reads a side file if it is there; *overrides: it has an added_tokens_decoder. */
-static enum status read_side_file(struct tokenizer *t, const char *dir, const char *name, bool *overrides,
-                                  struct err *err)
-{
-    struct json_doc doc = {0};
-    char *path;
-    enum status st = json_load(dir, name, SIDE_FILE_BYTES_MAX, &doc, &path, err);
-    if (!st) {
-        struct loader l = {&doc, t, err};
-        *overrides = json_get(&doc, 0, "added_tokens_decoder") != JSON_NONE;
-        if ((st = read_side_doc(&l))) err_prefix(err, st, "%s", path);
-        json_free(&doc);
-    }
-    free(path);
-    return st == ST_NOT_FOUND ? ST_OK : st;
 }
 
 /* ---- all of it ---- */
@@ -720,18 +589,14 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
     struct tokenizer *t = calloc(1, sizeof *t);
     struct json_doc doc = {0};
     char *path = NULL;
-    bool overrides = false, unused;
     enum status st =
         t ? json_load(dir, "tokenizer.json", FILE_BYTES_MAX, &doc, &path, err) : err_nomem(err, dir);
     if (st == ST_NOT_FOUND) st = tok__load_vocab_merges(dir, &doc, err);
     if (!st) {
-        struct loader l = {&doc, t, err};
+        struct tok_loader l = {&doc, t, err};
         if ((st = read_tokenizer(&l))) err_prefix(err, st, "%s", path);
         json_free(&doc);
-        if (!st) st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
-        /* AutoTokenizer reads the older file only if tokenizer_config.json has no added_tokens_decoder, and
-         * then prefers it. */
-        if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
+        if (!st) st = tok__read_side_files(t, dir, err);
         if (!st && (st = tok__finish(t, extra, extra_count, err))) err_prefix(err, st, "%s", path);
     }
     free(path);

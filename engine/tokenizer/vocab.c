@@ -1,5 +1,6 @@
 /* The vocabulary: literals and their index, the table of merges, the bytes of a token, and the proof of where
  * a text may be cut. Writes only during load. */
+#include "config/base/assert.h"
 #include "config/base/hex.h"
 #include "config/base/json.h"
 #include "config/base/log.h"
@@ -135,14 +136,50 @@ enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, si
     return ST_OK;
 }
 
-enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings, struct err *err)
+/* Room for `cap` ids, and as many strings; more than there is now. */
+static enum status set_capacity(struct tokenizer *t, uint32_t cap)
 {
+    ASSERT(cap > t->id_cap && cap >= t->vocab_size);
+    struct tok_index index = {0};
+    struct tok_span *literal = realloc(t->literal, cap * sizeof *literal);
+    if (literal) t->literal = literal;
+    struct tok_span *bytes = realloc(t->bytes, cap * sizeof *bytes);
+    if (bytes) t->bytes = bytes;
+    uint8_t *flags = realloc(t->flags, cap);
+    if (flags) t->flags = flags;
+    if (!literal || !bytes || !flags || index_init(&index, cap)) return ST_NOMEM;
+    memset(literal + t->id_cap, 0, (cap - t->id_cap) * sizeof *literal);
+    memset(bytes + t->id_cap, 0, (cap - t->id_cap) * sizeof *bytes);
+    memset(flags + t->id_cap, 0, cap - t->id_cap);
+    for (uint32_t id = 0; id < t->id_cap; id++) {
+        const char *s = t->literals + literal[id].at;
+        size_t len = literal[id].len;
+        if (flags[id] & TOK_EXISTS) index_put(index_find(&index, t->literals, literal, s, len), s, len, id);
+    }
+    free(t->by_literal.slots);
+    t->by_literal = index;
+    t->id_cap = cap;
+    return ST_OK;
+}
+
+enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, struct err *err)
+{
+    ASSERT(highest < TOK_ID_LIMIT && t->id_cap == 0);
     t->vocab_size = (uint32_t)highest + 1;
-    t->literal = calloc(t->vocab_size, sizeof *t->literal);
-    t->bytes = calloc(t->vocab_size, sizeof *t->bytes);
-    t->flags = calloc(t->vocab_size, 1);
-    if (t->literal && t->bytes && t->flags && !index_init(&t->by_literal, strings)) return ST_OK;
-    return err_nomem(err, "vocabulary");
+    return set_capacity(t, t->vocab_size) ? err_nomem(err, "vocabulary") : ST_OK;
+}
+
+enum status tok__add_token(struct tokenizer *t, const char *s, size_t len, uint32_t *id, struct err *err)
+{
+    if ((*id = tok__literal_id(t, s, len)) != TOK_NO_ID) return ST_OK;
+    *id = t->model_count;
+    for (size_t i = 0; i < t->added_count; i++)
+        if (t->added[i].id >= *id) *id = t->added[i].id + 1;
+    while (*id < t->vocab_size && t->flags[*id] & TOK_EXISTS) (*id)++;
+    if (*id >= TOK_ID_LIMIT) return err_set(err, ST_UNSUPPORTED, "more than %u tokens", TOK_ID_LIMIT);
+    if (*id >= t->id_cap && set_capacity(t, 2 * *id + 1)) return err_nomem(err, "vocabulary");
+    if (*id >= t->vocab_size) t->vocab_size = *id + 1;
+    return tok__add_literal(t, *id, s, len, err);
 }
 
 static enum status allocate_for(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
@@ -165,7 +202,7 @@ static enum status allocate_for(struct tokenizer *t, const struct json_doc *d, u
         }
         if (id > highest) highest = id;
     }
-    return tok__allocate_vocab(t, highest, (size_t)json_count(d, vocab) + json_count(d, added), err);
+    return tok__allocate_vocab(t, highest, err);
 }
 
 enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
@@ -186,6 +223,7 @@ enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint3
         else if (!(st = tok__add_literal(t, (uint32_t)id, s, len, err))) t->flags[id] |= TOK_IN_MODEL;
         node = json_next(d, value);
     }
+    t->model_count = json_count(d, vocab);
     free(tmp.p);
     return st;
 }

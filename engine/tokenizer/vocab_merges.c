@@ -1,5 +1,5 @@
 /* Qwen2Tokenizer's own files, vocab.json and merges.txt: the tokenizer.json that transformers makes of
- * them. */
+ * them, without added tokens. */
 #include "config/base/buf.h"
 #include "config/base/file.h"
 #include "config/base/json.h"
@@ -35,28 +35,10 @@ static enum status add_merges(struct buf *b, const char *line)
         }
         line += len + strspn(line + len, "\r\n");
     }
-    return st ? st : buf_adds(b, "]}");
+    return st ? st : buf_adds(b, "]}}");
 }
 
-/* Ids and texts; the flags are read with those of a tokenizer.json. */
-static enum status add_added(struct buf *b, const struct json_doc *config)
-{
-    uint32_t list = json_get_live(config, 0, "added_tokens_decoder"), key = json_first(config, list);
-    uint32_t count = json_kind(config, list) == JSON_OBJECT ? json_count(config, list) : 0;
-    enum status st = buf_adds(b, ",\"added_tokens\":[");
-    for (uint32_t i = 0; i < count && !st; i++) {
-        size_t id_len, len = 0;
-        uint32_t value = json_next(config, key), content = json_get_live(config, value, "content");
-        const char *id = json_raw(config, key, &id_len);
-        const char *text = json_kind(config, content) == JSON_STRING ? json_raw(config, content, &len) : "";
-        st = buf_addf(b, "%s{\"id\":%.*s,\"content\":\"%.*s\"}", i ? "," : "", (int)id_len, id, (int)len,
-                      text);
-        key = json_next(config, value);
-    }
-    return st ? st : buf_adds(b, "]}");
-}
-
-static enum status compose(const char *dir, const struct json_doc *config, struct buf *b, struct err *err)
+static enum status compose(const char *dir, struct buf *b, struct err *err)
 {
     char *vocab = NULL, *merges = NULL;
     size_t len;
@@ -66,7 +48,6 @@ static enum status compose(const char *dir, const struct json_doc *config, struc
         st = buf_adds(b, HEAD);
         if (!st) st = buf_adds(b, vocab);
         if (!st) st = add_merges(b, merges);
-        if (!st) st = add_added(b, config);
         if (st) err_set(err, st, "vocab.json and merges.txt: %s", status_name(st));
     }
     free(vocab);
@@ -89,7 +70,7 @@ enum status tok__load_vocab_merges(const char *dir, struct json_doc *out, struct
         return ST_NOT_FOUND;
     }
     buf_init(&b, FILE_BYTES_MAX);
-    st = compose(dir, &config, &b, &why);
+    st = compose(dir, &b, &why);
     if (!st) st = json_parse(b.data, b.len, "vocab.json, merges.txt", out, &why);
     if (!st) out->owned = b.data;
     else buf_fini(&b);

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 
-from tokenizers import Tokenizer
-
 EDGE = ["\0", "\t", "\n", "\r", "\r\n", " ", "  ", "    ", "'", "'s", "'LL", "'\u017f", "\u2019s", "\x1c", "\x7f", "\u0085", "\u00a0", "\u00ad",
         "\u180e", "\u200b", "\u200d", "\u2028", "\u202f", "\u3000", "\u2581", "\ufeff", "\ufffd", "\U0010ffff", "0", "12", "12345", "\u0660",
         "\u00bd", "\u2167", "e\u0301", "\u0301", "\u0316\u0301", "\u0345", "\u1100\u1161\u11a8", "\u11a7", "\uac00\u11a8", "\u0958", "\u09fe",
@@ -54,15 +52,10 @@ def random_text(rng, added):
 
 
 def load(directory):
-    """The library's tokenizer as AutoTokenizer sets it up: special tokens that tokenizer_config.json names match as such."""
-    tok = Tokenizer.from_file(os.path.join(directory, "tokenizer.json"))
-    config = os.path.join(directory, "tokenizer_config.json")
-    named = json.load(open(config, encoding="utf-8")) if os.path.exists(config) else {}
-    known = {t.content for t in tok.get_added_tokens_decoder().values()}
-    for role, value in named.items():
-        if role.endswith("_token") and isinstance(value, str) and value not in known and tok.token_to_id(value) is not None:
-            tok.add_special_tokens([value])
-    return tok
+    """The files as transformers reads them where no class of a family overrules them."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(directory).backend_tokenizer
 
 
 def run(command, records):

@@ -181,6 +181,76 @@ def side_files(where):
     write_json(os.path.join(where, "special_tokens_map.json"), {"eos_token": {"content": "<end_of_turn>"}, "mask_token": "<mask>"})
 
 
+def described(rng, content):
+    """An entry of added_tokens_decoder."""
+    special = rng.random() < 0.5
+    return {"content": content, "lstrip": rng.random() < 0.3, "rstrip": rng.random() < 0.3,
+            "single_word": False, "normalized": not special and rng.random() < 0.5, "special": special}
+
+
+def side_case(rng, base):
+    """Random side files for the tokenizer.json of `base`: tokens that it has, that only its model has and
+    that it lacks."""
+    spec = json.load(open(os.path.join(base, "tokenizer.json"), encoding="utf-8"))
+    known = [t["content"] for t in spec["added_tokens"]]
+    plain = [t for t in spec["model"]["vocab"] if t.isascii() and len(t) > 2 and t not in known]
+    lacks = ["<|n%d|>" % i for i in range(30)] + ["new word", "<n> ", "[PAD]"]
+
+    def some(most):
+        return rng.sample(lacks + rng.sample(plain, 3) + rng.sample(known, 2), rng.randrange(most + 1))
+
+    config = {"tokenizer_class": "TokenizersBackend"}
+    files = {"tokenizer_config.json": config}
+    if rng.random() < 0.6:
+        ids = rng.sample(range(len(spec["model"]["vocab"]) - 9, 1200), 12)
+        listed = zip(ids, some(12), strict=False)
+        config["added_tokens_decoder"] = {str(i): described(rng, t) for i, t in listed}
+    else:
+        special_map = {}
+        for role, t in zip(("pad_token", "mask_token"), some(2), strict=False):
+            flags = {"lstrip": rng.random() < 0.5, "rstrip": False, "normalized": False, "single_word": False}
+            special_map[role] = rng.choice([t, {"content": t, **flags}])
+        if rng.random() < 0.5:
+            special_map["extra_special_tokens"] = some(2)
+        files["special_tokens_map.json"] = special_map
+        ids = rng.sample(range(1000, 1200), 6)
+        files["added_tokens.json"] = dict(zip(some(6), ids, strict=False))
+    for role in rng.sample(["pad", "eos", "image", "cls", "bos", "video"], 4):
+        config[role + "_token"] = (some(1) or [None])[0]
+    key = rng.choice(["extra_special_tokens", "additional_special_tokens"])
+    config[key] = some(3)
+    if key == "extra_special_tokens" and rng.random() < 0.3:
+        config[key] = {"vision_token": "<v>", "other_token": "<|n3|>"}
+    return files
+
+
+def side_cases(out):
+    """What transformers' AutoTokenizer makes of side files: added tokens, special ones, ids of texts."""
+    import shutil
+    import tempfile
+
+    from transformers import AutoTokenizer
+    rng, cases = random.Random(4), []
+    while len(cases) < 40:
+        base = ("qwen2", "sp_unk", "gemma")[len(cases) % 3]
+        files = side_case(rng, os.path.join(out, base))
+        with tempfile.TemporaryDirectory() as where:
+            shutil.copy(os.path.join(out, base, "tokenizer.json"), where)
+            for name, content in files.items():
+                write_json(os.path.join(where, name), content)
+            tok = AutoTokenizer.from_pretrained(where)._tokenizer
+        tokens = tok.get_added_tokens_decoder()
+        added = [t.content for t in tokens.values()]
+        texts = [" ".join(rng.sample(added, 3)) + rng.choice(["", "  ", " x"]) for _ in range(3)]
+        texts += [" ".join(added)]
+        texts += [f"a  {t}  b{t}" for t in added[-3:]]
+        files = [part for name, content in files.items() for part in (name, json.dumps(content))]
+        cases.append({"base": base, "files": files,
+                      "added": [[i, t.content, t.special] for i, t in sorted(tokens.items())],
+                      "texts": [[t, tok.encode(t, add_special_tokens=False).ids] for t in texts]})
+    write_json(os.path.join(out, "side_files.json"), cases)
+
+
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../../tests/golden/tokenizer")
     os.makedirs(out, exist_ok=True)
@@ -194,6 +264,7 @@ def main():
         if name == "gemma":
             side_files(where)
         write_json(os.path.join(where, "golden.json"), golden(load(where), seed))
+    side_cases(out)
     rng = random.Random(99)
     texts = [c for c in CASES if len(c) < 70] + [t for t in (random_text(rng, []) for _ in range(400)) if 0 < len(t) < 40][:140]
     cases = random.Random(98)  # letters of all cases, marks, slashes behind line breaks

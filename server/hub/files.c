@@ -23,6 +23,7 @@ static const char *const small_files[] = {
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",

@@ -310,7 +310,8 @@ static void test_config_overrides(void **state)
     assert_string_equal(tok_special(t, "bos_token"),
                         "b"); /* beside added_tokens_decoder the older file doesn't count */
     assert_string_equal(tok_special(t, "eos_token"), "elsewhere");
-    assert_encodes(t, "aab", 2, (uint32_t[]){1, 3});
+    /* A token that the vocabulary lacks gets the next id, not the one of the file. */
+    assert_encodes(t, "aabnowhereelsewhere", 4, (uint32_t[]){1, 3, 4, 5});
     tok_free(t);
     static const char bad[] = "{\"added_tokens_decoder\":{\"3\":5}}";
     write_file("tokenizer_config.json", bad, sizeof bad - 1);
@@ -318,6 +319,93 @@ static void test_config_overrides(void **state)
     assert_non_null(strstr(err.msg, "tokenizer_config.json"));
     remove_file("tokenizer_config.json");
     remove_file("special_tokens_map.json");
+}
+
+static char *read_golden(const char *name, size_t *len)
+{
+    char path[256];
+    snprintf(path, sizeof path, "tests/golden/tokenizer/%s/tokenizer.json", name);
+    FILE *f = fopen(path, "rb");
+    if (!f) fail_msg("%s cannot be read", path);
+    char *s = malloc(1 << 20);
+    *len = fread(s, 1, 1 << 20, f);
+    fclose(f);
+    return s;
+}
+
+static char *text_at(const struct json_doc *d, uint32_t list, uint32_t at)
+{
+    char *text = json_str_dup(d, json_at(d, list, at), NULL);
+    assert_non_null(text);
+    return text;
+}
+
+static uint32_t number_at(const struct json_doc *d, uint32_t list, uint32_t at)
+{
+    uint64_t number;
+    assert_true(json_uint(d, json_at(d, list, at), &number));
+    return (uint32_t)number;
+}
+
+/* One of side_files.json: {"base", "files": [name, text, ...], "added": [[id, content, special]], "texts":
+ * [[text, [ids]]]}. */
+static void check_side_files(const struct json_doc *d, uint32_t c, size_t number)
+{
+    struct tokenizer *t = NULL;
+    struct err err = {{0}};
+    size_t len;
+    char *base = json_str_dup(d, json_get(d, c, "base"), NULL), *golden = read_golden(base, &len);
+    uint32_t files = json_get(d, c, "files"), added = json_get(d, c, "added"),
+             texts = json_get(d, c, "texts");
+    write_file("tokenizer.json", golden, len);
+    for (uint32_t i = 0; i < json_count(d, files); i += 2) {
+        char *name = text_at(d, files, i), *text = text_at(d, files, i + 1);
+        write_file(name, text, strlen(text));
+        free(name);
+        free(text);
+    }
+    if (tok_load(dir, &t, &err)) fail_msg("case %zu: %s", number, err.msg);
+    uint32_t count = 0;
+    for (uint32_t id = 0; id < tok_vocab_size(t); id++) count += tok_is_added(t, id);
+    if (count != json_count(d, added)) fail_msg("case %zu: %u added tokens", number, count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t row = json_at(d, added, i), id = number_at(d, row, 0), found = 0;
+        char *content = text_at(d, row, 1);
+        bool special;
+        assert_true(json_bool(d, json_at(d, row, 2), &special));
+        if (!tok_id_of(t, content, strlen(content), &found) || found != id || !tok_is_added(t, id) ||
+            tok_is_special(t, id) != special)
+            fail_msg("case %zu: \"%s\": %u, not %u, or special, or not", number, content, found, id);
+        free(content);
+    }
+    for (uint32_t i = 0; i < json_count(d, texts); i++) {
+        uint32_t row = json_at(d, texts, i), ids = json_at(d, row, 1), want[256];
+        char *text = text_at(d, row, 0);
+        assert_true(json_count(d, ids) <= 256);
+        for (uint32_t k = 0; k < json_count(d, ids); k++) want[k] = number_at(d, ids, k);
+        assert_encodes(t, text, json_count(d, ids), want);
+        free(text);
+    }
+    tok_free(t);
+    for (uint32_t i = 0; i < json_count(d, files); i += 2) {
+        char *name = text_at(d, files, i);
+        remove_file(name);
+        free(name);
+    }
+    free(base);
+    free(golden);
+}
+
+/* Random side files beside a tokenizer.json: added tokens, special ones and ids as AutoTokenizer has them. */
+static void test_side_files(void **state)
+{
+    (void)state;
+    struct json_doc d;
+    struct err err;
+    assert_int_equal(json_doc_load("tests/golden/tokenizer/side_files.json", 1 << 20, &d, &err), ST_OK);
+    assert_true(json_count(&d, 0) >= 40);
+    for (uint32_t i = 0; i < json_count(&d, 0); i++) check_side_files(&d, json_at(&d, 0, i), i);
+    json_free(&d);
 }
 
 /* A vocab.json in which a byte's symbol has the byte as its id; more: further entries. */
@@ -354,9 +442,9 @@ static void test_vocab_and_merges(void **state)
     write_file("tokenizer_config.json", config, sizeof config - 1);
     if (tok_load(dir, &t, &err)) fail_msg("%s", err.msg);
     /* Words are split, digits stand alone, and text is composed (NFC). */
-    assert_encodes(t, "a\"11e\xCC\x81<x>", 6, (uint32_t[]){'a', '"', '1', '1', 258, 301});
-    assert_true(tok_is_special(t, 300));
-    assert_false(tok_is_special(t, 301));
+    assert_encodes(t, "a\"11e\xCC\x81<x>", 6, (uint32_t[]){'a', '"', '1', '1', 258, 260});
+    assert_true(tok_is_special(t, 259));
+    assert_false(tok_is_special(t, 260));
     assert_string_equal(tok_special(t, "eos_token"), "<|\"|>");
     tok_free(t);
     t = NULL;
@@ -376,18 +464,6 @@ static void test_vocab_and_merges(void **state)
 }
 
 /* ---- mutations ---- */
-
-static char *read_golden(const char *name, size_t *len)
-{
-    char path[256];
-    snprintf(path, sizeof path, "tests/golden/tokenizer/%s/tokenizer.json", name);
-    FILE *f = fopen(path, "rb");
-    if (!f) fail_msg("%s cannot be read", path);
-    char *s = malloc(1 << 20);
-    *len = fread(s, 1, 1 << 20, f);
-    fclose(f);
-    return s;
-}
 
 /* Loads whatever stands in the directory; when that succeeds, uses all of it. Returns whether it did. */
 static bool survives(void)
@@ -494,6 +570,7 @@ int main(void)
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_small_models),
         cmocka_unit_test(test_config_overrides), cmocka_unit_test(test_truncations),
         cmocka_unit_test(test_mutations),        cmocka_unit_test(test_vocab_and_merges),
+        cmocka_unit_test(test_side_files),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
