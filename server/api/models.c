@@ -132,7 +132,7 @@ void api_props_start(struct request *r)
     struct json_writer o = {.buf = &r->response.out};
     size_t len = 0;
     const char *source = m->tmpl ? template_source(m->tmpl, &len) : "";
-    struct sampling_defaults d = sampling_defaults(r->srv);
+    struct sampling_defaults d = sampling_defaults(&r->srv->ctx);
     const uint64_t most = r->srv->ctx.opt->default_max_tokens;
     jw_put(&o,
            "{\"default_generation_settings\":{\"n_ctx\":%u,\"params\":{\"max_tokens\":%ld,\"top_k\":%ld,"

@@ -1,13 +1,11 @@
-/* GET /openapi.json: the description of this interface, a file built into the program, in which short forms
- * stand for what would be written many times:
- *
- *   "x-operations"  rows [path, summary, schema of the body or null, schema of the response, of its events].
- *                   Without a body it is a GET. Each becomes a path; one under /v1 is there without it too.
- *   "x-alike"       of a schema: rows [what a property is, its name, another's name, ...].
- *
+/* GET /openapi.json, the description of this interface: a file built into the program, with the fields of
+ * requests from their table (input/fields.def). In the file's "x-operations" a row [path, summary, schema of
+ * the body or null, schema of the response, of its events] stands for a path; without a body it is a GET; one
+ * under /v1 is there without it too.
  * tests/api/test_openapi.py compares it with what the server does. */
 #include "server/http/request.h"
 #include "server/api/api.h"
+#include "server/input/fields.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -78,18 +76,21 @@ static void put_operations(json_t *doc)
     (void)json_object_del(doc, "x-operations");
 }
 
-/* To the schema's "properties" what its "x-alike" says. */
-static void put_alike(json_t *schema)
+/* The fields of requests, from the table that the server reads them by. */
+static void put_fields(json_t *schemas)
 {
-    json_t *properties = json_object_get(schema, "properties"), *row;
-    size_t i;
-    json_array_foreach(json_object_get(schema, "x-alike"), i, row)
-    {
-        for (size_t k = 1; k < json_array_size(row); k++)
-            (void)json_object_set(properties, json_string_value(json_array_get(row, k)),
-                                  json_array_get(row, 0));
-    }
-    (void)json_object_del(schema, "x-alike");
+    static const struct {
+        const char *schema;
+        unsigned api;
+    } of[] = {{"ChatRequest", API_CHAT},           {"CompletionRequest", API_TEXT},
+              {"ResponsesRequest", API_RESPONSES}, {"MessagesRequest", API_MESSAGES},
+              {"CountTokensRequest", API_COUNT},   {"OllamaRequest", API_OLLAMA},
+              {"EmbeddingsRequest", API_EMBED},    {"ClassifyRequest", API_CLASSIFY},
+              {"RerankRequest", API_RERANK},       {"ScoreRequest", API_SCORE},
+              {"TokenizeRequest", API_TOKENIZE},   {"OllamaEmbedRequest", API_OLLAMA_EMBED}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        (void)json_object_set_new(json_object_get(schemas, of[i].schema), "properties",
+                                  fields_schema(of[i].api));
 }
 
 /* The document, made once: on the loop alone. NULL: out of memory. */
@@ -97,11 +98,9 @@ static const char *document(void)
 {
     static char *text;
     if (text) return text;
-    json_t *doc = json_loads(kvasir_openapi, 0, NULL), *schema;
-    const char *key;
+    json_t *doc = json_loads(kvasir_openapi, 0, NULL);
     put_operations(doc);
-    json_object_foreach(json_object_get(json_object_get(doc, "components"), "schemas"), key, schema)
-        put_alike(schema);
+    put_fields(json_object_get(json_object_get(doc, "components"), "schemas"));
     text = json_dumps(doc, 0);
     json_decref(doc);
     return text;

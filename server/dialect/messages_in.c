@@ -9,40 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- fields shared with chat completions ---- */
-
-/* In addition to those of all dialects. */
-static const char *const same[] = {"max_tokens"};
-
-static enum status limits(struct reader *r)
-{
-    static const char *const refused[][2] = {{"mcp_servers", NULL},
-                                             {"n", NULL},
-                                             {"response_format", "output_config.format"},
-                                             {"stop", "stop_sequences"},
-                                             {"regex", "structured_outputs"},
-                                             {"grammar", "structured_outputs"},
-                                             {"ebnf", "structured_outputs"}};
-    double temperature;
-    int64_t max_tokens;
-    bool has = false;
-    if (reader_refuse(r, refused, sizeof refused / sizeof *refused)) return ST_INVALID;
-    if (field_num(r->e, r->from, "temperature", 0, 1, &temperature, NULL) ||
-        field_int(r->e, r->from, "max_tokens", 1, INT64_MAX, &max_tokens, &has))
-        return ST_INVALID;
-    return has || r->counting
-               ? ST_OK
-               : api_fail(r->e, 400, "missing_required_parameter", "max_tokens", "Field required.");
-}
-
-static enum status stop_sequences(struct reader *r)
-{
-    json_t *list = field(r->from, "stop_sequences");
-    if (list && !json_is_array(list))
-        return api_fail(r->e, 400, "invalid_type", "stop_sequences", "Must be an array of strings.");
-    return gen_parse_stops(r->g, list, "stop_sequences");
-}
-
 /* ---- tools ---- */
 
 static enum status tool(struct reader *r, json_t *from, const char *path)
@@ -152,18 +118,12 @@ static enum status user(struct reader *r)
     json_t *from, *id;
     if (reader_object(r, "metadata", &from) || reader_member(r, from, "metadata", "user_id", false, &id))
         return ST_INVALID;
-    gen_tenant(r->g, id);
+    if (id && request_text(&r->g->q, id, &r->g->q.user)) return gen_nomem(r->g);
+    gen_caller(r->g);
     return ST_OK;
 }
 
 /* ---- the whole ---- */
-
-/* Read elsewhere, or ignored. */
-static const char *const others[] = {
-    "cache_control", "chat_template_kwargs", "container", "context_management", "diagnostics",
-    "inference_geo", "mcp_servers",          "messages",  "metadata",           "model",
-    "output_config", "output_format",        "speed",     "stop_sequences",     "system",
-    "thinking",      "tool_choice",          "tools",     "user_profile_id",    "workspace_id"};
 
 static enum status read_body(struct generation *g, json_t *root, bool counting)
 {
@@ -172,9 +132,11 @@ static enum status read_body(struct generation *g, json_t *root, bool counting)
     bool single = false, go_on = false;
     g->dialect_state = calloc(1, sizeof(struct messages_state));
     if (!g->dialect_state) return gen_nomem(r.g);
-    if (limits(&r) || stop_sequences(&r) || reader_tools(&r, tool) || tool_choice(&r, &single) ||
-        thinking(&r, &ask) || output_config(&r, &ask) || messages_read(g, root, &go_on) ||
-        reader_same(&r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others) || user(&r))
+    if (reader_fields(&r, API_MESSAGES)) return ST_INVALID;
+    if (!g->q.has_max_tokens && !counting)
+        return api_fail(g->e, 400, "missing_required_parameter", "max_tokens", "Field required.");
+    if (reader_tools(&r, tool) || tool_choice(&r, &single) || thinking(&r, &ask) || output_config(&r, &ask) ||
+        messages_read(g, root, &go_on) || reader_resolve(&r, API_MESSAGES) || user(&r))
         return ST_INVALID;
     if (single) g->q.parallel_calls = false;
     g->q.continue_final_message = go_on;

@@ -1,5 +1,4 @@
-/* Ollama's bodies -> a chat request, or a completion. What `options` holds becomes a field of the body, under
- * the name that chat completions have for it. Worker thread. */
+/* Ollama's bodies -> a chat request, or a completion. Worker thread. */
 #include "server/dialect/ollama.h"
 #include "server/dialect/reader.h"
 
@@ -145,29 +144,15 @@ static enum status prompt(struct reader *r)
 
 /* ---- fields ---- */
 
-static enum status options(struct reader *r)
+/* Those of the body, then of `options`. Ollama streams by default. */
+static enum status fields(struct reader *r)
 {
-    enum { TAKEN = 12 };
-    static const char *const names[] = {
-        "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty", "presence_penalty",
-        "typical_p", "tfs_z", "mirostat", "frequency_penalty",
-        /* read below, or settings of Ollama's engine */
-        "num_predict", "num_ctx", "num_batch", "num_gpu", "num_keep", "num_thread", "main_gpu",
-        "repeat_last_n", "mirostat_eta", "mirostat_tau", "use_mmap", "use_mlock", "penalize_newline", "numa",
-        "low_vram", "vocab_only"};
-    json_t *from, *v;
-    int64_t most = 0;
-    if (reader_object(r, "options", &from) ||
-        field_int(r->e, from, "num_predict", INT64_MIN, INT64_MAX, &most, NULL))
-        return ST_INVALID;
-    gen_note_unknown(r->g, from, names, sizeof names / sizeof *names);
-    for (size_t i = 0; i < TAKEN; i++)
-        if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return gen_nomem(r->g);
-    if (most > 0 && json_object_set(r->from, "max_tokens", field(from, "num_predict")))
-        return gen_nomem(r->g); /* 0 and below: no limit */
-    if (!field(r->from, "stream") && json_object_set_new(r->from, "stream", json_true()))
-        return gen_nomem(r->g);
-    return ST_OK;
+    json_t *from;
+    r->g->q.stream = true;
+    return reader_fields(r, API_OLLAMA) || reader_object(r, "options", &from) ||
+                   gen_fields(r->g, from, API_OPTIONS, API_OPTIONS)
+               ? ST_INVALID
+               : ST_OK;
 }
 
 static enum status format(struct reader *r)
@@ -200,43 +185,14 @@ static enum status think(struct reader *r)
 
 /* ---- the whole ---- */
 
-/* In addition to those of all dialects. */
-static const char *const same[] = {"max_tokens", "stop", "repeat_penalty", "logprobs", "top_logprobs"};
-/* Read elsewhere, or ignored. */
-static const char *const others[] = {"chat_template_kwargs",
-                                     "context",
-                                     "format",
-                                     "images",
-                                     "keep_alive",
-                                     "messages",
-                                     "mirostat",
-                                     "model",
-                                     "options",
-                                     "prompt",
-                                     "raw",
-                                     "suffix",
-                                     "system",
-                                     "template",
-                                     "tfs_z",
-                                     "think",
-                                     "tools",
-                                     "truncate",
-                                     "shift",
-                                     "typical_p",
-                                     "tool_choice"};
-
-static enum status read_common(struct reader *r)
-{
-    return reader_same(r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others);
-}
-
 static enum status read_chat(struct generation *g, json_t *root)
 {
     struct reader r = {.g = g, .e = g->e, .from = root};
     json_t *list = field(root, "messages");
     if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);
     if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
-    if (options(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) || read_common(&r))
+    if (fields(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) ||
+        reader_resolve(&r, API_OLLAMA))
         return ST_INVALID;
     const struct chat_message *last = &g->q.messages.list[g->q.messages.count - 1];
     g->q.continue_final_message =
@@ -263,7 +219,8 @@ static enum status read_generate(struct generation *g, json_t *root)
     if (!json_string_length(field(root, "prompt")) && !images) return ollama_loaded(g);
     if (raw && images)
         return api_fail(r.e, 400, "invalid_value", "images", "Can't be combined with raw or suffix.");
-    if (options(&r) || format(&r) || think(&r) || (!raw && prompt(&r)) || read_common(&r)) return ST_INVALID;
+    if (fields(&r) || format(&r) || think(&r) || (!raw && prompt(&r)) || reader_resolve(&r, API_OLLAMA))
+        return ST_INVALID;
     if (!raw) return gen_read_added(g);
     g->q.kind = GEN_COMPLETION;
     g->q.add_special_tokens = true;

@@ -1,7 +1,7 @@
 /* See reader.h. */
 #include "server/dialect/reader.h"
 
-#include "config/base/assert.h"
+#include "config/base/log.h"
 #include "server/json/fields.h"
 #include "server/context/limits.h"
 #include "server/http/request.h"
@@ -77,38 +77,14 @@ enum status reader_tools(struct reader *r,
     return ST_OK;
 }
 
-/* Fields that all dialects take, as in chat completions. */
-static const char *const common[] = {
-    /* of OpenAI and Anthropic */
-    "stream", "temperature", "top_p", "service_tier", "top_k", "min_p", "seed", "stop_token_ids",
-    /* of this and other servers */
-    "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "skip_special_tokens", "no_repeat_ngram_size", "vllm_xargs", "mm_processor_kwargs", "cache_salt",
-    "priority", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "return_cache_info", "request_id"};
-#define COMMON    (sizeof common / sizeof *common)
-#define KNOWN_MAX 128u
-
-enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
-                        const char *const *others, size_t other_count)
+enum status reader_fields(struct reader *r, unsigned api)
 {
-    const char *known[KNOWN_MAX];
-    size_t count = COMMON + same_count + other_count;
-    json_t *fields = json_object(), *v;
-    enum status st = fields ? ST_OK : gen_nomem(r->g);
-    for (size_t i = 0; i < COMMON + same_count && !st; i++) {
-        const char *name = i < COMMON ? common[i] : same[i - COMMON];
-        if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = gen_nomem(r->g);
-    }
-    ASSERT(count <= KNOWN_MAX);
-    memcpy(known, common, sizeof common);
-    memcpy(known + COMMON, same, same_count * sizeof *same);
-    memcpy(known + COMMON + same_count, others, other_count * sizeof *others);
-    gen_note_unknown(r->g, r->from, known, count);
-    r->g->q.add_generation_prompt = true;
-    if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
-    if (!st) st = r->counting ? gen_parse_image_bounds(r->g, fields) : gen_parse_refused(r->g, r->from);
+    return gen_fields(r->g, r->from, r->counting ? API_COUNT : api, api);
+}
+
+enum status reader_resolve(struct reader *r, unsigned api)
+{
     r->g->q.max_tokens_fit = true;
-    json_decref(fields);
-    return st;
+    if (r->counting) return ST_OK;
+    return gen_resolve(r->g, r->from, api) || gen_tools_resolve(r->g) ? ST_INVALID : ST_OK;
 }

@@ -3,6 +3,7 @@
 #define KVASIR_DIALECT_READER_H
 
 #include "server/generate/generate.h"
+#include "server/input/fields.h"
 
 #include <jansson.h>
 
@@ -29,9 +30,9 @@ enum status reader_tools(struct reader *r,
 enum status reader_function(struct reader *r, json_t *function);
 /* A tool of a type that only OpenAI or Anthropic host is left out of the prompt, and logged. */
 void reader_hosted(struct reader *r, const json_t *type);
-/* Reads the fields that chat completions has under the same name: those of all dialects, and `same`. others:
- * further fields of the dialect. */
-enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
-                        const char *const *others, size_t other_count);
+/* The fields of the API in input/fields.def; of a prompt that is only counted those that affect it. */
+enum status reader_fields(struct reader *r, unsigned api);
+/* What holds between them, and the tools; after the API's own. */
+enum status reader_resolve(struct reader *r, unsigned api);
 
 #endif

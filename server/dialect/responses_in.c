@@ -11,35 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- fields shared with chat completions ---- */
-
-/* In addition to those of all dialects. */
-static const char *const same[] = {"parallel_tool_calls", "user", "stop"};
-static const char *const others[] = {
-    /* read here */
-    "background", "chat_template_kwargs", "conversation", "generate", "include", "include_reasoning", "input",
-    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "previous_response_id",
-    "prompt", "prompt_cache_key", "prompt_cache_retention", "reasoning", "safety_identifier", "store", "text",
-    "thinking_token_budget", "tool_choice", "tools", "top_logprobs", "truncation", "type",
-    /* ignored */
-    "context_management", "moderation", "prompt_cache_options", "stream_options"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* ---- fields ---- */
 
 static enum status refused(struct reader *r)
 {
-    static const char *const names[][2] = {{"conversation", "previous_response_id"},
-                                           {"prompt", NULL},
-                                           {"n", NULL},
-                                           {"messages", "input"},
-                                           {"response_format", "text.format"},
-                                           {"max_tokens", "max_output_tokens"},
-                                           {"max_completion_tokens", "max_output_tokens"},
-                                           {"regex", "structured_outputs"},
-                                           {"grammar", "structured_outputs"},
-                                           {"ebnf", "structured_outputs"}};
     bool background = false;
     json_t *truncation = field(r->from, "truncation");
-    if (reader_refuse(r, names, COUNT(names))) return ST_INVALID;
     if (field_bool(r->e, r->from, "background", &background)) return ST_INVALID;
     if (background)
         return api_fail(
@@ -74,17 +53,14 @@ static enum status event_check(struct reader *r)
 
 static enum status limits(struct reader *r)
 {
-    int64_t n, top = 0;
-    bool has = false, logprobs = false, generate = true;
+    bool logprobs = false, generate = true;
     struct responses_state *s = r->g->dialect_state;
     json_t *include = field(r->from, "include"), *options;
-    if (field_int(r->e, r->from, "max_output_tokens", 1, INT64_MAX, &n, &has) ||
-        field_int(r->e, r->from, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &top, NULL) ||
-        reader_object(r, "stream_options", &options) || field_bool(r->e, r->from, "generate", &generate))
+    if (reader_object(r, "stream_options", &options) || field_bool(r->e, r->from, "generate", &generate))
         return ST_INVALID;
     s->warm = !generate;
-    r->g->q.has_max = has || s->warm;
-    r->g->q.max_tokens = s->warm ? 1 : has ? (uint64_t)n : 0;
+    if (s->warm) r->g->q.has_max_tokens = true;
+    if (s->warm) r->g->q.max_tokens = 1;
     if (include && !json_is_array(include))
         return api_fail(r->e, 400, "invalid_type", "include", "Must be an array of strings.");
     for (size_t i = 0; i < json_array_size(include); i++) {
@@ -94,8 +70,7 @@ static enum status limits(struct reader *r)
         logprobs = logprobs || json_is(what, "message.output_text.logprobs");
         s->sealed = s->sealed || json_is(what, "reasoning.encrypted_content");
     }
-    r->g->q.logprobs = logprobs || top;
-    r->g->q.logprobs_top = (uint32_t)top;
+    r->g->q.logprobs = logprobs || r->g->q.logprobs_top;
     return ST_OK;
 }
 
@@ -268,6 +243,19 @@ static enum status text_format(struct reader *r, json_t *format)
     return r->counting ? ST_OK : gen_format(r->g, type, format, &paths);
 }
 
+/* All but the conversation and its tools is fixed: the prompt's beginning is cached. */
+static enum status compact_fixed(struct reader *r)
+{
+    enum { SUMMARY_TOKENS = 1024 };
+    struct reasoning_ask ask = {.effort = json_string("none")};
+    r->g->q.has_max_tokens = r->g->q.tool_choice.none = true;
+    r->g->q.max_tokens = SUMMARY_TOKENS;
+    r->g->q.sampling.temperature = 0;
+    enum status st = ask.effort ? gen_reasoning(r->g, &ask) : gen_nomem(r->g);
+    json_decref(ask.effort);
+    return st;
+}
+
 static enum status text_and_reasoning(struct reader *r)
 {
     json_t *text, *reasoning, *summary;
@@ -294,7 +282,6 @@ static enum status before(struct reader *r, struct responses_state *s)
 {
     struct request *q = r->g->r;
     json_t *id = field(r->from, "previous_response_id");
-    if (gen_parse_salt(r->g, r->from)) return ST_INVALID;
     if (q->http.has_key) memcpy(s->owner.key, q->http.key, sizeof s->owner.key);
     memcpy(s->owner.salt, r->g->caller.salt, sizeof s->owner.salt);
     if (!id) return ST_OK;
@@ -458,9 +445,11 @@ static enum status read_body(struct generation *g, json_t *root, bool counting, 
     struct responses_state *s = state_create(g);
     if (!s) return gen_nomem(r.g);
     s->compact = compact;
-    if (event_check(&r) || before(&r, s) || refused(&r) || limits(&r) || reader_tools(&r, tool) ||
-        tool_choice(&r) || text_and_reasoning(&r) || responses_messages(&r, s) ||
-        reader_same(&r, same, COUNT(same), others, COUNT(others)) ||
+    unsigned api = compact ? API_COMPACT : API_RESPONSES;
+    if (event_check(&r) || reader_fields(&r, api) || before(&r, s) || reader_tools(&r, tool) ||
+        (compact ? compact_fixed(&r)
+                 : refused(&r) || limits(&r) || tool_choice(&r) || text_and_reasoning(&r)) ||
+        responses_messages(&r, s) || reader_resolve(&r, api) ||
         (!counting && !compact && (echo(&r, s) || keep(&r, s))) ||
         (compact && responses_instructions_keep(&r, s)))
         return ST_INVALID;
@@ -473,37 +462,8 @@ static enum status read_whole(struct generation *g, json_t *root)
     return read_body(g, root, false, false);
 }
 
-/* The conversation with its tools, so that the prompt's beginning is cached; the rest of the request is
- * fixed. */
 static enum status read_compact(struct generation *g, json_t *root)
 {
-    enum { SUMMARY_TOKENS = 1024 };
-    static const char *const kept[] = {"cache_salt",
-                                       "input",
-                                       "instructions",
-                                       "model",
-                                       "parallel_tool_calls",
-                                       "previous_response_id",
-                                       "priority",
-                                       "request_id",
-                                       "return_cache_info",
-                                       "tools",
-                                       "user"};
-    const char *key;
-    json_t *value, *fixed = json_pack("{s:f,s:i,s:s,s:{s:s}}", "temperature", 0.0, "max_output_tokens",
-                                      SUMMARY_TOKENS, "tool_choice", "none", "reasoning", "effort", "none");
-    void *next;
-    json_object_foreach_safe(root, next, key, value)
-    {
-        bool keeps = false;
-        for (size_t i = 0; i < COUNT(kept); i++) keeps = keeps || strcmp(key, kept[i]) == 0;
-        if (!keeps) json_object_del(root, key);
-    }
-    if (!fixed || json_object_update(root, fixed)) {
-        json_decref(fixed);
-        return gen_nomem(g);
-    }
-    json_decref(fixed);
     if (!field(root, "model"))
         return api_fail(g->e, 400, "missing_required_parameter", "model", "Field required.");
     return read_body(g, root, false, true);

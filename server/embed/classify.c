@@ -19,7 +19,7 @@ static enum status read_body(struct generation *g, json_t *root)
     struct classify_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return gen_nomem(g);
     g->q.pooling = POOL_LAST;
-    return embed_activation(g, root, &s->raw) ? ST_INVALID : embed_inputs(g, root);
+    return embed_activation(g, root, &s->raw) ? ST_INVALID : embed_inputs(g, root, API_CLASSIFY);
 }
 
 static void response(struct json_writer *o, struct choice *first)

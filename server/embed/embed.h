@@ -7,6 +7,7 @@
 
 #include "server/chat/messages.h"
 #include "server/generate/generate.h"
+#include "server/input/fields.h"
 
 extern const struct dialect dialect_embeddings, dialect_pooling, dialect_classify;
 /* Ollama's POST /api/embed and /api/embeddings. */
@@ -16,12 +17,12 @@ extern const struct dialect dialect_rerank;
 extern const struct dialect dialect_score;
 
 /* The fields that all three share: user, cache_salt, priority; no tokens are sampled. */
-enum status embed_read(struct generation *g, json_t *root);
+enum status embed_read(struct generation *g, json_t *root, unsigned api);
 /* A text made of parts, which may have U+0000: adds a string; the whole, or NULL without memory or !ok. */
 enum status embed_text_add(struct buf *b, const json_t *text);
 json_t *embed_text_end(struct buf *b, bool ok);
 /* `input` or `messages`, with the fields of embed_read. */
-enum status embed_inputs(struct generation *g, json_t *root);
+enum status embed_inputs(struct generation *g, json_t *root, unsigned api);
 json_t *embed_list(json_t *v); /* v, or a list of it; NULL: out of memory */
 /* The template for pairs of a model whose pooling is read; own: --chat-template is one. */
 enum status embed_pairs_load(struct model *m, bool own, struct err *err) KV_MUST_CHECK;

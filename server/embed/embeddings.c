@@ -18,23 +18,10 @@ struct embeddings_state {
     bool raw; /* a classifier's numbers as they are */
 };
 
-enum status embed_read(struct generation *g, json_t *root)
+enum status embed_read(struct generation *g, json_t *root, unsigned api)
 {
-    int64_t priority = 0;
-    json_t *user = field(root, "user");
-    if (user && !json_is_string(user))
-        return api_fail(g->e, 400, "invalid_type", "user", "user must be a string.");
-    if (gen_parse_salt(g, root) || gen_parse_image_bounds(g, root) ||
-        field_int(g->e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
-        field_bool(g->e, root, "add_special_tokens", &g->q.add_special_tokens))
-        return ST_INVALID;
-    if (field(root, "truncate_prompt_tokens"))
-        return api_fail(g->e, 400, "unsupported_parameter", "truncate_prompt_tokens",
-                        "truncate_prompt_tokens is not supported here: shorten the text.");
-    gen_tenant(g, user);
-    g->q.priority = priority;
-    g->q.n = 1;
-    g->q.has_max = true;
+    if (gen_fields(g, root, api, api)) return ST_INVALID;
+    g->q.has_max_tokens = true;
     g->q.sampling = (struct sampling_params){.top_p = 1,
                                              .repetition_penalty = 1,
                                              .logprobs = SAMPLING_NO_LOGPROBS,
@@ -155,15 +142,6 @@ static enum status chats(struct generation *g, json_t *inputs, bool many, const 
     return st ? st : gen_read_added(g);
 }
 
-/* Of `messages`: one input, rendered as the request says. */
-static enum status messages(struct generation *g, json_t *root)
-{
-    if (field_bool(g->e, root, "add_generation_prompt", &g->q.add_generation_prompt) ||
-        field_bool(g->e, root, "continue_final_message", &g->q.continue_final_message))
-        return ST_INVALID;
-    return gen_read_chat(g, root);
-}
-
 /* vLLM's: which vectors; absent: the model's own. */
 static enum status task(struct generation *g, json_t *root)
 {
@@ -205,7 +183,7 @@ static enum status read_input(struct generation *g, json_t *root)
     return st;
 }
 
-enum status embed_inputs(struct generation *g, json_t *root)
+enum status embed_inputs(struct generation *g, json_t *root, unsigned api)
 {
     json_t *input = field(root, "input");
     bool chat = !input && field(root, "messages");
@@ -215,8 +193,9 @@ enum status embed_inputs(struct generation *g, json_t *root)
         return api_fail(g->e, 400, "invalid_type", "input",
                         "input must be a string, an array of strings, or one or more arrays of token ids.");
     g->q.add_special_tokens = !chat;
-    if (embed_read(g, root)) return ST_INVALID;
-    return chat ? messages(g, root) : read_input(g, root);
+    g->q.add_generation_prompt = false;
+    if (embed_read(g, root, api)) return ST_INVALID;
+    return chat ? gen_read_chat(g, root) : read_input(g, root);
 }
 
 static enum status read_body(struct generation *g, json_t *root)
@@ -247,7 +226,7 @@ static enum status read_body(struct generation *g, json_t *root)
         uint64_t text = number * s->dimensions + 4;
         g->q.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
     }
-    return embed_inputs(g, root);
+    return embed_inputs(g, root, API_EMBED);
 }
 
 /* The first n numbers, scaled to length 1 as torch.nn.functional.normalize does: x / max(|x|, 1e-12). */

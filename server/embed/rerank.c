@@ -108,7 +108,10 @@ static enum status common(struct generation *g, json_t *root, const json_t **ins
     const struct model *m = g->ctx->model;
     bool head = m->pooling->classifier;
     g->q.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
-    if (embed_read(g, root) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g, s)))
+    if (embed_read(g, root, g->dialect == &dialect_rerank ? API_RERANK : API_SCORE) ||
+        (head      ? classifier(g, root, s)
+         : s->late ? ST_OK
+                   : answers(g, s)))
         return ST_INVALID;
     json_t *variables = field(root, "chat_template_kwargs");
     if (variables && !json_is_object(variables))

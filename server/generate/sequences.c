@@ -77,13 +77,9 @@ void gen_free(struct generation *g)
     free(g->choices);
     free(g->prompts);
     stop_set_free(g->stops);
-    free(g->q.stops);
-    json_decref(g->q.stop_list);
-    free(g->q.stop_ids);
     tool_types_destroy(g->rules.tool_types);
     json_decref(g->rules.bare_calls);
-    free((void *)(uintptr_t)g->q.sampling.bias); /* allocated by input/parse.c */
-    free((void *)(uintptr_t)g->q.sampling.ngrams.free);
+    inference_request_free(&g->q);
     json_decref(g->root);
     free(g->dialect_state);
     free(g);
@@ -143,6 +139,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
                              .dialect = dialect,
                              .q.n = 1,
                              .done = done};
+    gen_defaults(g);
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
@@ -588,7 +585,7 @@ static enum status submit(struct choice *c, struct err *err)
     struct request *r = g->r;
     struct server *s = r->srv;
     uint32_t context = s->ctx.model->caps.context_max, count = c->prompt->prompt.token_count;
-    uint32_t max = g->q.has_max ? (uint32_t)g->q.max_tokens : context - count;
+    uint32_t max = g->q.has_max_tokens ? (uint32_t)g->q.max_tokens : context - count;
     if (!max && !g->q.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
         choice_finish(c, FIN_LENGTH);
         c->seq_ended = true;

@@ -3,6 +3,7 @@
 #include "server/chat/messages.h"
 #include "server/input/chat_images.h"
 #include "server/json/fields.h"
+#include "server/input/fields.h"
 #include "server/input/prompt.h"
 #include "server/input/remote.h"
 #include "server/context/limits.h"
@@ -247,12 +248,10 @@ enum status gen_prompt_parts(struct generation *g)
 
 enum status tokenize_read(struct generation *g, json_t *root)
 {
-    if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
-        return ST_INVALID;
-    if (field(root, "chat_template"))
-        return api_fail(g->e, 400, "unsupported_parameter", "chat_template",
-                        "chat_template is not supported.");
+    if (gen_fields(g, root, API_TOKENIZE, API_TOKENIZE)) return ST_INVALID;
     g->q.tools = json_incref(field(root, "tools"));
+    if (g->q.tools && !json_is_array(g->q.tools))
+        return api_fail(g->e, 400, "invalid_type", "tools", "tools must be an array.");
     if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat endpoint */
     return gen_read_chat(g, root);
 }

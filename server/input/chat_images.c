@@ -1,6 +1,7 @@
 /* See chat_images.h. */
 #include "server/input/chat_images.h"
 
+#include "server/input/parse.h"
 #include "server/input/remote.h"
 #include "server/json/fields.h"
 #include "server/context/limits.h"
@@ -134,15 +135,13 @@ static enum status parse_areas(struct generation *g, json_t *kwargs, uint64_t un
     return st ? st : parse_bound(g, kwargs, "", "max_pixels", unit, most, &b->area_max);
 }
 
-enum status gen_parse_image_bounds(struct generation *g, json_t *root)
+enum status read_mm_processor_kwargs(struct generation *g, json_t *kwargs, const char *name)
 {
     const struct image_config *cfg = &g->ctx->model->info->image.config;
     struct image_bounds *b = &g->q.image_bounds;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
-    json_t *kwargs = field(root, KWARGS);
-    if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs))
-        return api_fail(g->e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
+        return api_fail(g->e, 400, "invalid_type", name, KWARGS " must be an object.");
     if (!json_object_size(kwargs)) return ST_OK;
     bool some = cfg->tiles.rule == TILES_CLOSEST && !cfg->tiles.axis_max;
     if (g->ctx->model->info->image.present && (cfg->tiles.rule == TILES_SLICED || (some && !cfg->dynamic)))

@@ -1,5 +1,6 @@
 /* The requested response format: response_format, and vLLM's and llama.cpp's equivalents -> struct
  * response_format. Worker thread. input/constraint.c compiles it to a grammar. */
+#include "server/input/fields.h"
 #include "server/json/fields.h"
 #include "server/input/constraint.h"
 
@@ -145,7 +146,7 @@ static enum status from_structured(struct generation *g, json_t *s, struct respo
     return st;
 }
 
-enum status gen_parse_format(struct generation *g, json_t *root)
+enum status gen_parse_format(struct generation *g, json_t *root, unsigned api)
 {
     static const struct {
         const char *name;
@@ -154,10 +155,10 @@ enum status gen_parse_format(struct generation *g, json_t *root)
         {"guided_json", FORMAT_SCHEMA}, {"json_schema", FORMAT_SCHEMA},   {"guided_regex", FORMAT_REGEX},
         {"regex", FORMAT_REGEX},        {"guided_choice", FORMAT_CHOICE}, {"guided_grammar", FORMAT_TEXT},
         {"ebnf", FORMAT_TEXT},          {"grammar", FORMAT_TEXT}};
-    json_t *v = field(root, "response_format");
+    json_t *v = fields_part(api, root, "response_format");
     if (v && from_response_format(g, v)) return ST_INVALID;
     const char *found = g->q.format.kind ? g->q.format.param : NULL;
-    if ((v = field(root, "structured_outputs"))) {
+    if ((v = fields_part(api, root, "structured_outputs"))) {
         if (found)
             return api_fail(g->e, 400, "invalid_value", "structured_outputs",
                             "structured_outputs can't be combined with %s.", found);
@@ -166,7 +167,7 @@ enum status gen_parse_format(struct generation *g, json_t *root)
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
         const char *name = aliases[i].name;
-        if (!(v = field(root, name))) continue;
+        if (!(v = fields_part(api, root, name))) continue;
         if (found)
             return api_fail(g->e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
         found = name;

@@ -50,7 +50,20 @@ struct reasoning_ask {
     bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 
+/* Not terminated; data NULL: none. */
+struct text {
+    const char *data;
+    size_t len;
+};
+
+/* What a request points to: blocks, and values of its body that hold strings. */
+struct request_memory {
+    struct request_block *blocks;
+    json_t *values; /* a list */
+};
+
 struct inference_request {
+    struct request_memory memory;
     enum gen_kind kind;
     /* what is prompted with; owned, until the prompts are made */
     struct chat_messages messages;         /* also for a prompt that is a list of parts */
@@ -62,20 +75,19 @@ struct inference_request {
     /* what is wanted */
     bool stream, include_usage, continuous_usage;
     uint32_t n;
-    bool has_max;
+    bool has_max_tokens;
     uint64_t max_tokens, min_tokens;
     bool max_tokens_fit;             /* max_tokens is lowered to what the context holds */
-    struct sampling_params sampling; /* without seed; lists owned by the gen */
+    struct sampling_params sampling; /* without seed */
     bool has_seed;
     int64_t seed;
     bool logprobs;         /* per-token log-probs are returned */
     uint32_t logprobs_top; /* alternatives */
     bool prompt_logprobs;  /* the response field of that name */
     uint32_t prompt_logprobs_top;
-    struct stop_string *stops; /* [stop_count]; strings borrowed from stop_list */
-    json_t *stop_list;         /* a string or a list of them; owned */
+    struct stop_string *stops; /* [stop_count] */
     uint32_t stop_count;
-    uint32_t *stop_ids; /* [stop_id_count], owned */
+    uint32_t *stop_ids; /* [stop_id_count] */
     uint32_t stop_id_count;
     bool include_stop, ignore_eos, skip_special, echo;
     bool return_token_ids, tokens_as_ids;
@@ -84,6 +96,7 @@ struct inference_request {
     int64_t truncate;  /* -1 = as many as fit */
     bool service_tier; /* the request has the field */
     int64_t priority;
+    struct text user, cache_salt, id; /* id: X-Request-Id, where that header is absent */
     bool return_cache_info, timings, progress;
     bool parallel_calls; /* chat: more than one call may be returned */
     struct response_format format;
@@ -93,5 +106,11 @@ struct inference_request {
     const struct sampling_bias *only; /* [n]: sample j's one token; the dialect's, or NULL */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
+
+/* Memory that is freed with the request; NULL: none left. */
+void *request_alloc(struct inference_request *q, size_t count, size_t size);
+/* A JSON string of the body: kept, not copied. */
+enum status request_text(struct inference_request *q, json_t *v, struct text *out) KV_MUST_CHECK;
+void inference_request_free(struct inference_request *q);
 
 #endif

@@ -1,7 +1,7 @@
 /* The typed request of an endpoint that generates, and what it becomes before it runs: prompts and the
  * constraint of its output. Internal to server/. All on a worker:
  *
- *   body.c -> parse.c, tools.c, format.c, chat.c   the request
+ *   body.c -> fields.c, parse.c, tools.c, format.c, chat.c   the request
  *   remote.c                                       image URLs, fetched by the loop before the job continues
  *   prompt.c or chat.c, chat_images.c              the prompts; cache_info.c: where their tokens come from
  *   constraint.c, call_grammar.c                   the grammar of the output; grammars.c: those compiled
@@ -9,9 +9,7 @@
  * server/generate/ runs it. Other dialects than OpenAI's are read and written by server/dialect/: struct
  * dialect.
  *
- * To add a request parameter: a field of struct inference_request; parse.c reads it (tools.c: tools and
- * reasoning); the list in note_unknown of parse.c names it; docs/http.md and server/api/openapi.json list it.
- * To add a sampling parameter (top_p and the like): see engine/sample/sampling.h. */
+ * To add a request parameter: a row of fields.def, with a member of struct inference_request. */
 #ifndef KVASIR_INPUT_H
 #define KVASIR_INPUT_H
 
@@ -182,36 +180,28 @@ enum status request_model_unknown(struct request *r, const char *name); /* 404 *
 
 /* Fails if the model generates no text. */
 enum status gen_generates(struct generation *g);
-/* input/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
- * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */
+/* input/parse.c (worker): a chat or a completion, except messages and prompt: the fields, then what holds
+ * between them, then tools and reasoning. r->response.error on failure. */
 enum status gen_parse(struct generation *g, json_t *root);
+/* Its parts, for other dialects. What a request has before any field is read: */
+void gen_defaults(struct generation *g);
+/* The fields of the table (input/fields.h), and whose the request is. */
+enum status gen_fields(struct generation *g, json_t *root, unsigned read, unsigned known);
+void gen_caller(struct generation *g); /* tenant and salt, of user, cache_salt and API key */
+/* Checks between fields, the constraint of the output, stops, sampling; after gen_fields. */
+enum status gen_resolve(struct generation *g, json_t *root, unsigned api);
 /* What sampling does where a request says nothing: generation_config.json, else OpenAI's values. */
 struct sampling_defaults {
     double temperature, top_p, min_p, repetition;
     int64_t top_k; /* 0: all tokens */
 };
-struct sampling_defaults sampling_defaults(const struct server *s);
-/* Only continue_final_message and the choice of special tokens. */
-enum status gen_parse_turn(struct generation *g, json_t *root);
-/* Refuses fields of other servers that would change the output. */
-/* Warns of the fields of `root` that are none of known[0..count), but nearly. With --log-level debug the log
- * names all others, too. */
-void gen_note_unknown(struct generation *g, json_t *root, const char *const *known, size_t count);
-enum status gen_parse_refused(struct generation *g, json_t *root);
-/* stop: a string or an array of them, or NULL; the field called `name`. */
-enum status gen_parse_stops(struct generation *g, json_t *stop, const char *name);
-/* Sets the tenant, from the API key or `user`, which may be NULL. */
-void gen_tenant(struct generation *g, json_t *user);
-/* Only cache_salt: the name space of everything cached, including what /tokenize caches about images. */
-enum status gen_parse_salt(struct generation *g, json_t *root);
+struct sampling_defaults sampling_defaults(const struct context *x);
 /* The name space of what is cached for a request: a hash of its cache_salt (len 0: none) and, with
  * --cache-scope key, its API key. All zero without either. */
 void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32]);
-/* Only mm_processor_kwargs. */
-enum status gen_parse_image_bounds(struct generation *g, json_t *root);
 
 /* input/format.c (worker) */
-enum status gen_parse_format(struct generation *g, json_t *root);
+enum status gen_parse_format(struct generation *g, json_t *root, unsigned api);
 /* A schema, or a schema as a string; path: static. */
 enum status gen_schema(struct generation *g, json_t *v, const char *path, struct response_format *out);
 /* A format by type: for json_schema, `in` has schema, name, strict. Paths: static. */

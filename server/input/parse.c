@@ -1,10 +1,11 @@
-/* Fields of a generating request -> struct gen_params (tools and reasoning: input/tools.c). null = absent;
- * unknown fields are ignored; known but unsupported ones are rejected. Worker thread. Knows nothing of
- * messages, prompts, sequences. */
-#include "config/base/log.h"
-#include "server/json/fields.h"
-#include "server/input/input.h"
+/* What a field of the table needs beyond its type (parse.h), what holds between fields, and what follows from
+ * them: defaults, tenant and salt. Worker thread. Knows nothing of messages, prompts, sequences. */
+#include "server/input/parse.h"
+
 #include "server/context/limits.h"
+#include "server/input/fields.h"
+#include "server/input/input.h"
+#include "server/json/fields.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -14,57 +15,57 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status refuse_if(struct generation *g, json_t *root, const char *name, const char *code,
-                             const char *why)
+static enum status wrong_type(struct generation *g, const char *name, const char *must)
 {
-    return field(root, name)
-               ? api_fail(g->e, 400, code, name, "%s is not supported%s%s.", name, *why ? ": " : "", why)
-               : ST_OK;
+    return api_fail(g->e, 400, "invalid_type", name, "%s must be %s.", name, must);
+}
+
+/* ---- length and number ---- */
+
+static enum status tokens_max(struct generation *g, json_t *v, const char *name, int64_t least, int64_t none)
+{
+    int64_t n;
+    if (value_int(g->e, v, name, least, INT64_MAX, &n)) return ST_INVALID;
+    if (n <= none) return ST_OK;
+    g->q.has_max_tokens = true;
+    g->q.max_tokens = (uint64_t)n;
+    return ST_OK;
+}
+
+enum status read_n_predict(struct generation *g, json_t *v, const char *name)
+{
+    return tokens_max(g, v, name, -1, -1);
+}
+
+enum status read_num_predict(struct generation *g, json_t *v, const char *name)
+{
+    return tokens_max(g, v, name, INT64_MIN, 0);
+}
+
+enum status read_n(struct generation *g, json_t *v, const char *name)
+{
+    int64_t n;
+    if (value_int(g->e, v, name, 1, (int64_t)g->ctx->opt->max_n, &n)) return ST_INVALID;
+    g->q.n = (uint32_t)n;
+    return ST_OK;
+}
+
+enum status read_best_of(struct generation *g, json_t *v, const char *name)
+{
+    int64_t best;
+    if (value_int(g->e, v, name, 0, INT64_MAX, &best)) return ST_INVALID;
+    return best <= 1 || best == (int64_t)g->q.n
+               ? ST_OK
+               : api_fail(g->e, 400, "unsupported_parameter", name, "best_of is not supported.");
 }
 
 /* ---- sampling ---- */
 
-static enum status parse_limits(struct generation *g, json_t *root)
+struct sampling_defaults sampling_defaults(const struct context *x)
 {
-    struct inference_request *p = &g->q;
-    int64_t min = g->q.kind == GEN_COMPLETION && p->echo ? 0 : 1, v = 0;
-    static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
-    for (size_t i = g->q.kind == GEN_CHAT ? 0 : 1; i < 3; i++) {
-        bool has = false;
-        if (strcmp(names[i], "n_predict") == 0) { /* llama.cpp: -1 = no limit */
-            if (field_int(g->e, root, names[i], -1, INT64_MAX, &v, &has)) return ST_INVALID;
-            if (has && v < 0) has = false;
-        } else if (field_int(g->e, root, names[i], min, INT64_MAX, &v, &has)) {
-            return ST_INVALID;
-        }
-        if (has && !p->has_max) {
-            p->has_max = true;
-            p->max_tokens = (uint64_t)v;
-        }
-    }
-    if (!p->has_max && g->q.kind == GEN_COMPLETION) {
-        p->has_max = true;
-        p->max_tokens = 16;
-    }
-    if (!p->has_max && g->ctx->opt->default_max_tokens) {
-        p->has_max = p->max_tokens_fit = true;
-        p->max_tokens = g->ctx->opt->default_max_tokens;
-    }
-    bool has = false;
-    if (field_int(g->e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
-    if (has) p->min_tokens = (uint64_t)v;
-    if (has && p->has_max && p->min_tokens > p->max_tokens) {
-        return api_fail(g->e, 400, "invalid_value", "min_tokens",
-                        "min_tokens is larger than the maximum number of tokens.");
-    }
-    return ST_OK;
-}
-
-struct sampling_defaults sampling_defaults(const struct server *s)
-{
-    const struct hf_generation *d = &s->ctx.model->info->generation;
+    const struct hf_generation *d = &x->model->info->generation;
     struct sampling_defaults out = {.temperature = 1, .top_p = 1, .repetition = 1};
-    if (s->ctx.opt->generation_config == GENERATION_CONFIG_IGNORE) return out;
+    if (x->opt->generation_config == GENERATION_CONFIG_IGNORE) return out;
     if (d->has_temperature) out.temperature = d->temperature;
     if (d->has_do_sample && !d->do_sample) out.temperature = 0;
     if (d->has_top_p) out.top_p = d->top_p;
@@ -74,102 +75,72 @@ struct sampling_defaults sampling_defaults(const struct server *s)
     return out;
 }
 
-static enum status parse_sampling(struct generation *g, json_t *root)
-{
-    struct sampling_params *s = &g->q.sampling;
-    struct sampling_defaults d = sampling_defaults(g->r->srv);
-    double presence = 0, frequency = 0;
-    int64_t n = 1;
-    bool has = false, has_rep = false;
-    if (field_num(g->e, root, "temperature", 0, 2, &d.temperature, NULL) ||
-        field_num(g->e, root, "top_p", 0, 1, &d.top_p, NULL) ||
-        field_int(g->e, root, "n", 1, (int64_t)g->ctx->opt->max_n, &n, NULL) ||
-        field_num(g->e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
-        field_num(g->e, root, "presence_penalty", -2, 2, &presence, NULL) ||
-        field_int(g->e, root, "seed", INT64_MIN, INT64_MAX, &g->q.seed, &has) ||
-        field_int(g->e, root, "top_k", -1, INT32_MAX, &d.top_k, NULL) ||
-        field_num(g->e, root, "min_p", 0, 1, &d.min_p, NULL) ||
-        field_num(g->e, root, "repeat_penalty", 1e-6, 1e6, &d.repetition, NULL) ||
-        field_num(g->e, root, "repetition_penalty", 1e-6, 1e6, &d.repetition, &has_rep)) {
-        return ST_INVALID;
-    }
-    g->q.n = (uint32_t)n;
-    g->q.has_seed = has && g->q.seed != -1;
-    bool greedy = d.temperature < 1e-5;
-    *s = (struct sampling_params){.temperature = greedy ? 0.0f : (float)fmax(d.temperature, 0.01),
-                                  .top_p = greedy || d.top_p <= 0 ? 1.0f : (float)d.top_p,
-                                  .min_p = greedy ? 0.0f : (float)d.min_p,
-                                  .top_k = greedy || d.top_k < 0 ? 0 : (uint32_t)d.top_k,
-                                  .presence_penalty = (float)presence,
-                                  .frequency_penalty = (float)frequency,
-                                  .repetition_penalty = (float)d.repetition,
-                                  .logprobs = SAMPLING_NO_LOGPROBS,
-                                  .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    if (!greedy && d.top_p <= 0) s->top_k = 1; /* only the most likely token */
-    return ST_OK;
-}
-
 static int bias_order(const void *a, const void *b)
 {
     uint32_t x = ((const struct sampling_bias *)a)->id, y = ((const struct sampling_bias *)b)->id;
     return x < y ? -1 : x > y;
 }
 
-static enum status parse_bias(struct generation *g, json_t *root)
+enum status read_logit_bias(struct generation *g, json_t *v, const char *name)
 {
-    const struct hf_generation *d = &g->ctx->model->info->generation;
-    bool use = g->ctx->opt->generation_config == GENERATION_CONFIG_AUTO;
-    uint32_t never = use ? d->suppress_count : 0;
-    json_t *map = field(root, "logit_bias");
-    if (map && !json_is_object(map))
-        return api_fail(g->e, 400, "invalid_type", "logit_bias", "logit_bias must be an object.");
-    size_t count = json_object_size(map);
+    const char *key;
+    json_t *one;
+    if (!json_is_object(v)) return wrong_type(g, name, "an object");
+    size_t count = json_object_size(v);
     if (count > LIMIT_BIASES)
-        return api_fail(g->e, 400, "invalid_value", "logit_bias", "logit_bias has more than %u entries.",
-                        LIMIT_BIASES);
-    if (!(count + never)) return ST_OK;
-    struct sampling_bias *list = calloc(count + never, sizeof *list);
+        return api_fail(g->e, 400, "invalid_value", name, "%s has more than %u entries.", name, LIMIT_BIASES);
+    struct sampling_bias *list = request_alloc(&g->q, count, sizeof *list);
     if (!list) return gen_nomem(g);
     g->q.sampling.bias = list;
-    for (uint32_t i = 0; i < never; i++)
-        list[g->q.sampling.bias_count++] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
-    const char *key;
-    json_t *v;
-    json_object_foreach(map, key, v)
+    json_object_foreach(v, key, one)
     {
         char *end;
         size_t digits = strspn(key, "0123456789");
         unsigned long long id = digits && digits <= 10 ? strtoull(key, &end, 10) : UINT64_MAX;
-        if (key[digits] || id >= g->ctx->model->info->vocab_size) {
-            return api_fail(g->e, 400, "invalid_value", "logit_bias",
-                            "'%.60s' is not a token id of this model.", key);
-        }
-        if (!json_is_number(v))
-            return api_fail(g->e, 400, "invalid_type", "logit_bias", "Values of logit_bias must be numbers.");
-        double b = json_number_value(v);
+        if (key[digits] || id >= g->ctx->model->info->vocab_size)
+            return api_fail(g->e, 400, "invalid_value", name, "'%.60s' is not a token id of this model.",
+                            key);
+        if (!json_is_number(one))
+            return api_fail(g->e, 400, "invalid_type", name, "Values of logit_bias must be numbers.");
+        double b = json_number_value(one);
         list[g->q.sampling.bias_count++] =
             (struct sampling_bias){.id = (uint32_t)id, .bias = (float)fmax(-100, fmin(100, b))};
     }
-    qsort(list, g->q.sampling.bias_count, sizeof *list, bias_order);
+    qsort(list, count, sizeof *list, bias_order);
     return ST_OK;
 }
 
-/* Token ids, each once; *ids: owned by the caller, NULL if there are none. */
-static enum status parse_ids(struct generation *g, json_t *list, const char *path, uint32_t most,
-                             uint32_t **ids, uint32_t *count)
+/* Tokens that generation_config.json suppresses, before those of the request. */
+static enum status suppress(struct generation *g)
 {
-    if (!list) return ST_OK;
-    if (!json_is_array(list)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an array.", path);
+    const struct hf_generation *d = &g->ctx->model->info->generation;
+    struct sampling_params *s = &g->q.sampling;
+    uint32_t never = g->ctx->opt->generation_config == GENERATION_CONFIG_AUTO ? d->suppress_count : 0;
+    if (!never) return ST_OK;
+    struct sampling_bias *list = request_alloc(&g->q, (size_t)s->bias_count + never, sizeof *list);
+    if (!list) return gen_nomem(g);
+    for (uint32_t i = 0; i < never; i++)
+        list[i] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
+    if (s->bias_count) memcpy(list + never, s->bias, s->bias_count * sizeof *list);
+    s->bias = list;
+    s->bias_count += never;
+    qsort(list, s->bias_count, sizeof *list, bias_order);
+    return ST_OK;
+}
+
+/* Token ids, each once. */
+static enum status ids_of(struct generation *g, json_t *list, const char *path, uint32_t most, uint32_t **ids,
+                          uint32_t *count)
+{
+    if (!json_is_array(list)) return wrong_type(g, path, "an array");
     size_t n = json_array_size(list);
     if (n > most)
         return api_fail(g->e, 400, "invalid_value", path, "%s has more than %u entries.", path, most);
-    if (!n) return ST_OK;
-    *ids = calloc(n, sizeof **ids);
-    if (!*ids) return gen_nomem(g);
+    *count = 0;
+    if (!(*ids = request_alloc(&g->q, n, sizeof **ids))) return gen_nomem(g);
     for (size_t i = 0; i < n; i++) {
         int64_t id;
-        if (!json_to_int(json_array_get(list, i), &id))
-            return api_fail(g->e, 400, "invalid_type", path, "%s must be an array of integers.", path);
+        if (!json_to_int(json_array_get(list, i), &id)) return wrong_type(g, path, "an array of integers");
         if (id < 0 || id >= (int64_t)g->ctx->model->info->vocab_size)
             return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
                             (long long)id);
@@ -180,184 +151,177 @@ static enum status parse_ids(struct generation *g, json_t *list, const char *pat
     return ST_OK;
 }
 
-/* no_repeat_ngram_size as in transformers, and what the logits processors of MinerU (the same, over generated
- * tokens) and DeepSeek-OCR (within a window of them) read in vllm_xargs. */
-static enum status parse_ngrams(struct generation *g, json_t *root)
+enum status read_stop_token_ids(struct generation *g, json_t *v, const char *name)
+{
+    return ids_of(g, v, name, LIMIT_STOP_IDS, &g->q.stop_ids, &g->q.stop_id_count);
+}
+
+/* What the logits processors of MinerU (no_repeat_ngram_size over generated tokens) and DeepSeek-OCR (within
+ * a window of them) read. */
+enum status read_vllm_xargs(struct generation *g, json_t *v, const char *name)
 {
     static const char *const keys[] = {"debug", "ngram_size", "no_repeat_ngram_size", "whitelist_token_ids",
                                        "window_size"};
     struct sampling_ngrams *s = &g->q.sampling.ngrams;
-    json_t *args = field(root, "vllm_xargs");
-    int64_t size = 0, window = 0;
+    int64_t size = s->size, window = 0;
     bool has = false;
     char names[100];
-    if (args && !json_is_object(args))
-        return api_fail(g->e, 400, "invalid_type", "vllm_xargs", "vllm_xargs must be an object.");
-    if (fields_unknown(args, keys, sizeof keys / sizeof *keys, names, sizeof names))
-        return api_fail(g->e, 400, "unsupported_parameter", "vllm_xargs",
+    uint32_t *ids = NULL;
+    if (!json_is_object(v)) return wrong_type(g, name, "an object");
+    if (fields_unknown(v, keys, sizeof keys / sizeof *keys, names, sizeof names))
+        return api_fail(g->e, 400, "unsupported_parameter", name,
                         "vllm_xargs: %s is not supported; no_repeat_ngram_size, ngram_size, window_size and "
                         "whitelist_token_ids are.",
                         names);
-    if (field_int(g->e, root, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, NULL) ||
-        field_int(g->e, args, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, &s->generated) ||
-        field_int(g->e, args, "ngram_size", 1, SAMPLING_NGRAM_MAX, &size, &has))
+    if (field_int(g->e, v, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, &s->generated) ||
+        field_int(g->e, v, "ngram_size", 1, SAMPLING_NGRAM_MAX, &size, &has))
         return ST_INVALID;
     s->generated = s->generated || has;
     if (has) window = 100; /* as in vLLM */
-    uint32_t *ids = NULL;
-    enum status st = field_int(g->e, args, "window_size", 1, UINT32_MAX, &window, NULL);
-    if (!st)
-        st = parse_ids(g, field(args, "whitelist_token_ids"), "whitelist_token_ids", LIMIT_BIASES, &ids,
-                       &s->free_count);
+    if (field_int(g->e, v, "window_size", 1, UINT32_MAX, &window, NULL)) return ST_INVALID;
+    json_t *free_ids = field(v, "whitelist_token_ids");
+    if (free_ids && ids_of(g, free_ids, "whitelist_token_ids", LIMIT_BIASES, &ids, &s->free_count))
+        return ST_INVALID;
     s->free = ids;
     s->size = (uint32_t)size;
     s->window = (uint32_t)window;
-    return st;
+    return ST_OK;
 }
 
 /* ---- stops ---- */
 
-enum status gen_parse_stops(struct generation *g, json_t *stop, const char *name)
+enum status read_stop(struct generation *g, json_t *v, const char *name)
 {
-    if (!stop) return ST_OK;
-    bool many = json_is_array(stop), indexed = strcmp(name, "stop") != 0; /* OpenAI names the field alone */
-    size_t count = many ? json_array_size(stop) : 1;
+    struct inference_request *q = &g->q;
+    bool many = json_is_array(v), indexed = strcmp(name, "stop") != 0; /* OpenAI names the field alone */
+    size_t count = many ? json_array_size(v) : 1;
+    if (indexed && !many) return api_fail(g->e, 400, "invalid_type", name, "Must be an array of strings.");
     if (count > LIMIT_STOPS)
         return api_fail(g->e, 400, "invalid_value", name, "%s has more than %u strings.", name, LIMIT_STOPS);
-    if (!count) return ST_OK;
-    g->q.stops = calloc(count, sizeof *g->q.stops);
-    if (!g->q.stops) return gen_nomem(g);
-    g->q.stop_list = json_incref(stop);
+    q->stop_count = 0;
+    if (!(q->stops = request_alloc(q, count, sizeof *q->stops))) return gen_nomem(g);
     for (size_t i = 0; i < count; i++) {
-        json_t *s = many ? json_array_get(stop, i) : stop;
-        size_t len = json_string_length(s);
+        json_t *s = many ? json_array_get(v, i) : v;
+        struct text text;
         char path[40];
         snprintf(path, sizeof path, indexed ? "%s[%zu]" : "%s", name, i);
         if (!json_is_string(s))
-            return api_fail(g->e, 400, "invalid_type", path, "%s must be a string%s.", path,
-                            indexed ? "" : " or an array of strings");
-        if (!len || len > LIMIT_STOP_BYTES)
+            return wrong_type(g, path, indexed ? "a string" : "a string or an array of strings");
+        if (request_text(q, s, &text)) return gen_nomem(g);
+        if (!text.len || text.len > LIMIT_STOP_BYTES)
             return api_fail(g->e, 400, "invalid_value", path, "Each string of %s must have 1 to %u bytes.",
                             name, LIMIT_STOP_BYTES);
-        g->q.stops[g->q.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
+        q->stops[q->stop_count++] = (struct stop_string){.text = text.data, .len = text.len};
     }
-    return stop_set_create(g->q.stops, g->q.stop_count, &g->stops) ? gen_nomem(g) : ST_OK;
+    return ST_OK;
 }
 
-/* ---- reported values ---- */
+/* ---- what is returned ---- */
 
-static enum status parse_stream(struct generation *g, json_t *root)
+enum status read_stream_options(struct generation *g, json_t *v, const char *name)
 {
-    struct inference_request *p = &g->q;
-    if (field_bool(g->e, root, "stream", &p->stream)) return ST_INVALID;
-    p->include_usage = g->ctx->opt->always_include_usage;
-    json_t *o = field(root, "stream_options");
-    if (!o) return ST_OK;
-    if (!json_is_object(o))
-        return api_fail(g->e, 400, "invalid_type", "stream_options", "stream_options must be an object.");
-    if (!p->stream)
-        return api_fail(g->e, 400, "invalid_value", "stream_options", "stream_options needs stream: true.");
+    struct inference_request *q = &g->q;
     static const char *const names[] = {"include_usage", "continuous_usage_stats"};
-    bool *to[] = {&p->include_usage, &p->continuous_usage};
+    bool *to[] = {&q->include_usage, &q->continuous_usage};
+    if (!json_is_object(v)) return wrong_type(g, name, "an object");
+    if (!q->stream) return api_fail(g->e, 400, "invalid_value", name, "stream_options needs stream: true.");
     for (size_t i = 0; i < 2; i++) {
-        json_t *v = field(o, names[i]);
-        if (!v) continue;
+        json_t *one = field(v, names[i]);
         char path[64];
+        if (!one) continue;
         snprintf(path, sizeof path, "stream_options.%s", names[i]);
-        if (!json_is_boolean(v))
-            return api_fail(g->e, 400, "invalid_type", path, "%s must be a boolean.", path);
-        *to[i] = *to[i] || json_is_true(v);
+        if (!json_is_boolean(one)) return wrong_type(g, path, "a boolean");
+        *to[i] = *to[i] || json_is_true(one);
     }
-    p->continuous_usage = p->continuous_usage && p->include_usage;
+    q->continuous_usage = q->continuous_usage && q->include_usage;
     return ST_OK;
 }
 
-static enum status parse_logprobs(struct generation *g, json_t *root)
+enum status read_top(struct generation *g, json_t *v, const char *name)
 {
-    struct inference_request *p = &g->q;
-    int64_t v = p->logprobs_top;
-    bool has = false;
-    if (g->q.kind == GEN_CHAT) {
-        if (field_bool(g->e, root, "logprobs", &p->logprobs) ||
-            field_int(g->e, root, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has))
-            return ST_INVALID;
-        if (has && v > 0 && !p->logprobs)
-            return api_fail(g->e, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs: true.");
-        p->logprobs_top = (uint32_t)v;
-    } else {
-        if (field_int(g->e, root, "logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has)) return ST_INVALID;
-        p->logprobs = has;
-        p->logprobs_top = (uint32_t)v;
-    }
-    if (p->logprobs) p->sampling.logprobs = p->logprobs_top;
-    if (field_int(g->e, root, "prompt_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &p->prompt_logprobs))
-        return ST_INVALID;
-    if (p->prompt_logprobs) {
-        if (p->stream && v)
-            return api_fail(g->e, 400, "invalid_value", "prompt_logprobs",
-                            "prompt_logprobs is not available with stream: true.");
-        p->prompt_logprobs_top = (uint32_t)v;
-        p->sampling.prompt_logprobs = (uint32_t)v;
-        if (p->stream) p->prompt_logprobs = false;
-    }
-    if (g->q.kind == GEN_COMPLETION && p->echo && p->logprobs) {
-        uint32_t now = p->sampling.prompt_logprobs;
-        if (now == SAMPLING_NO_LOGPROBS || now < p->logprobs_top)
-            p->sampling.prompt_logprobs = p->logprobs_top;
-    }
+    int64_t n;
+    if (value_int(g->e, v, name, 0, LIMIT_TOP_LOGPROBS, &n)) return ST_INVALID;
+    g->q.logprobs_top = (uint32_t)n;
     return ST_OK;
 }
 
-enum status gen_parse_turn(struct generation *g, json_t *root)
+enum status read_logprobs(struct generation *g, json_t *v, const char *name)
 {
-    struct inference_request *p = &g->q;
-    p->add_special_tokens = g->q.kind == GEN_COMPLETION;
-    p->add_generation_prompt = true;
-    bool has_add = field(root, "add_generation_prompt") != NULL;
-    if (field_bool(g->e, root, "add_special_tokens", &p->add_special_tokens) ||
-        field_bool(g->e, root, "add_generation_prompt", &p->add_generation_prompt) ||
-        field_bool(g->e, root, "continue_final_message", &p->continue_final_message))
-        return ST_INVALID;
-    if (p->continue_final_message && has_add && p->add_generation_prompt)
-        return api_fail(g->e, 400, "invalid_value", "continue_final_message",
-                        "continue_final_message and add_generation_prompt exclude each other.");
-    p->add_generation_prompt = p->add_generation_prompt && !p->continue_final_message;
+    g->q.logprobs = true;
+    return read_top(g, v, name);
+}
+
+enum status read_top_logprobs(struct generation *g, json_t *v, const char *name)
+{
+    if (read_top(g, v, name)) return ST_INVALID;
+    return !g->q.logprobs_top || g->q.logprobs
+               ? ST_OK
+               : api_fail(g->e, 400, "invalid_value", name, "top_logprobs needs logprobs: true.");
+}
+
+enum status read_prompt_logprobs(struct generation *g, json_t *v, const char *name)
+{
+    int64_t n;
+    if (value_int(g->e, v, name, 0, LIMIT_TOP_LOGPROBS, &n)) return ST_INVALID;
+    if (g->q.stream && n)
+        return api_fail(g->e, 400, "invalid_value", name,
+                        "prompt_logprobs is not available with stream: true.");
+    g->q.prompt_logprobs = !g->q.stream;
+    g->q.prompt_logprobs_top = (uint32_t)n;
+    g->q.sampling.prompt_logprobs = (uint32_t)n;
     return ST_OK;
 }
 
-static enum status parse_output(struct generation *g, json_t *root)
+enum status read_nothing(struct generation *g, json_t *v, const char *name)
 {
-    struct inference_request *p = &g->q;
-    bool no_trim = false, ignored = true;
-    p->skip_special = true;
-    if (field_bool(g->e, root, "echo", &p->echo) || field_bool(g->e, root, "ignore_eos", &p->ignore_eos) ||
-        field_bool(g->e, root, "skip_special_tokens", &p->skip_special) ||
-        field_bool(g->e, root, "spaces_between_special_tokens", &ignored) ||
-        field_bool(g->e, root, "include_stop_str_in_output", &p->include_stop) ||
-        field_bool(g->e, root, "no_stop_trim", &no_trim) ||
-        field_bool(g->e, root, "return_token_ids", &p->return_token_ids) ||
-        field_bool(g->e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) || gen_parse_turn(g, root)) {
-        return ST_INVALID;
-    }
-    p->include_stop = p->include_stop || no_trim;
-    if (field_int(g->e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate))
-        return ST_INVALID;
-    if (p->has_truncate && !p->truncate)
-        return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
-                        "truncate_prompt_tokens must be -1 or at least 1.");
-    if (field_int(g->e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
-    p->service_tier = field(root, "service_tier") != NULL;
-    p->parallel_calls = true;
-    if (g->q.kind == GEN_CHAT && field_bool(g->e, root, "parallel_tool_calls", &p->parallel_calls))
-        return ST_INVALID;
-    return field_bool(g->e, root, "return_cache_info", &p->return_cache_info) ||
-                   field_bool(g->e, root, "timings_per_token", &p->timings) ||
-                   field_bool(g->e, root, "return_progress", &p->progress)
-               ? ST_INVALID
+    return json_is_boolean(v) ? ST_OK : wrong_type(g, name, "a boolean");
+}
+
+/* ---- the prompt ---- */
+
+enum status read_add_generation_prompt(struct generation *g, json_t *v, const char *name)
+{
+    if (!json_is_boolean(v)) return wrong_type(g, name, "a boolean");
+    g->q.add_generation_prompt = json_is_true(v);
+    return g->q.add_generation_prompt && g->q.continue_final_message
+               ? api_fail(g->e, 400, "invalid_value", "continue_final_message",
+                          "continue_final_message and add_generation_prompt exclude each other.")
                : ST_OK;
 }
 
+enum status read_truncate_prompt_tokens(struct generation *g, json_t *v, const char *name)
+{
+    if (value_int(g->e, v, name, -1, UINT32_MAX, &g->q.truncate)) return ST_INVALID;
+    g->q.has_truncate = true;
+    return g->q.truncate ? ST_OK
+                         : api_fail(g->e, 400, "invalid_value", name,
+                                    "truncate_prompt_tokens must be -1 or at least 1.");
+}
+
+enum status read_no_truncation(struct generation *g, json_t *v, const char *name)
+{
+    (void)v;
+    return api_fail(g->e, 400, "unsupported_parameter", name, "%s is not supported here: shorten the text.",
+                    name);
+}
+
+enum status read_modalities(struct generation *g, json_t *v, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(v); i++)
+        if (json_is(json_array_get(v, i), "audio"))
+            return api_fail(g->e, 400, "unsupported_value", name, "Audio output is not supported.");
+    return ST_OK;
+}
+
 /* ---- tenant and salt ---- */
+
+enum status read_cache_salt(struct generation *g, json_t *v, const char *name)
+{
+    if (!json_is_string(v)) return wrong_type(g, name, "a string");
+    if (!json_string_length(v) || json_string_length(v) > 1024)
+        return api_fail(g->e, 400, "invalid_value", name, "cache_salt must have 1 to 1024 bytes.");
+    return request_text(&g->q, v, &g->q.cache_salt) ? gen_nomem(g) : ST_OK;
+}
 
 static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
 {
@@ -384,185 +348,103 @@ void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out
     crypto_hash_sha256_final(&h, out);
 }
 
-enum status gen_parse_salt(struct generation *g, json_t *root)
-{
-    json_t *salt = field(root, "cache_salt");
-    gen_salt(g->r, "", 0, g->caller.salt);
-    if (!salt) return ST_OK;
-    if (!json_is_string(salt))
-        return api_fail(g->e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
-    if (!json_string_length(salt) || json_string_length(salt) > 1024) {
-        return api_fail(g->e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
-    }
-    gen_salt(g->r, json_string_value(salt), json_string_length(salt), g->caller.salt);
-    return ST_OK;
-}
-
 /* Fairness is between API keys; with one key or none, between values of `user`; without either between
  * addresses. With several keys `user` is ignored: nobody gets a larger share by inventing names. */
-void gen_tenant(struct generation *g, json_t *user)
+void gen_caller(struct generation *g)
 {
     static const char purpose[] = "kvasir tenant";
     const struct request *r = g->r;
-    bool by_user = json_is_string(user) && json_string_length(user) && (!r->http.has_key || r->http.one_key);
-    const char *name = by_user ? json_string_value(user) : r->http.has_key ? "" : r->http.client;
+    const struct text *user = &g->q.user, *salt = &g->q.cache_salt;
+    bool by_user = user->len && (!r->http.has_key || r->http.one_key);
+    const char *name = by_user ? user->data : r->http.has_key ? "" : r->http.client;
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     hash_part(&h, purpose, sizeof purpose);
     hash_part(&h, r->http.key, r->http.has_key ? sizeof r->http.key : 0);
-    hash_part(&h, name, by_user ? json_string_length(user) : strlen(name));
+    hash_part(&h, name, by_user ? user->len : strlen(name));
     crypto_hash_sha256_final(&h, digest);
     memcpy(&g->caller.tenant, digest, sizeof g->caller.tenant);
     if (!g->caller.tenant) g->caller.tenant = 1;
+    gen_salt(r, salt->len ? salt->data : "", salt->len, g->caller.salt);
 }
 
-/* ---- rejected fields ---- */
+/* ---- the whole ---- */
 
-enum status gen_parse_refused(struct generation *g, json_t *root)
+void gen_defaults(struct generation *g)
 {
-    static const char *const unsupported[] = {
-        "functions",     "function_call",          "web_search_options", "audio",
-        "chat_template", "custom_logit_processor", "allowed_token_ids"};
-    /* Empty values, and those without effect, are accepted: some clients send all settings that they know. */
-    static const char *const containers[] = {"media_io_kwargs",
-                                             "logits_processors",
-                                             "bad_words",
-                                             "logprob_token_ids",
-                                             "stop_regex",
-                                             "custom_params",
-                                             "repetition_detection",
-                                             "guided_whitespace_pattern",
-                                             "lora",
-                                             "lora_path",
-                                             "session_params"};
-    static const struct {
-        const char *name;
-        double neutral; /* and below, if not 1 */
-    } numbers[] = {{"length_penalty", 1},
-                   {"typical_p", 1},
-                   {"tfs_z", 1},
-                   {"mirostat", 0},
-                   {"dynatemp_range", 0},
-                   {"xtc_probability", 0},
-                   {"dry_multiplier", 0},
-                   {"top_n_sigma", 0},
-                   {"top_a", 0},
-                   {"t_max_predict_ms", 0},
-                   {"use_beam_search", 0},
-                   {"grammar_lazy", 0},
-                   {"return_hidden_states", 0}};
-    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
-        if (g->q.kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
-        if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
-    }
-    for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) {
-        json_t *v = field(root, containers[i]);
-        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)) ||
-            (json_is_string(v) && !json_string_length(v)))
-            continue;
-        if (refuse_if(g, root, containers[i], "unsupported_parameter", "")) return ST_INVALID;
-    }
-    if (g->q.kind == GEN_COMPLETION &&
-        (refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "") ||
-         refuse_if(g, root, "thinking_token_budget", "unsupported_parameter", "")))
-        return ST_INVALID;
-    json_t *m = field(root, "modalities");
-    for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {
-        if (json_is(json_array_get(m, i), "audio"))
-            return api_fail(g->e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
-    }
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        const char *name = numbers[i].name;
-        json_t *v = field(root, name);
-        double n = json_is_boolean(v) ? json_is_true(v) : json_number_value(v), neutral = numbers[i].neutral;
-        if (!v ||
-            ((json_is_boolean(v) || json_is_number(v)) && n <= neutral && (neutral < 1 || n >= neutral)))
-            continue;
-        return api_fail(g->e, 400, "unsupported_parameter", name,
-                        "%s is not supported: leave it out, or send %g.", name, neutral);
-    }
-    int64_t best = 0;
-    bool has = false;
-    if (field_int(g->e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
-    if (has && best > 1 && best != (int64_t)g->q.n)
-        return api_fail(g->e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
+    struct sampling_defaults d = sampling_defaults(g->ctx);
+    bool text = g->q.kind == GEN_COMPLETION;
+    g->q.n = 1;
+    g->q.sampling = (struct sampling_params){.temperature = (float)d.temperature,
+                                             .top_p = (float)d.top_p,
+                                             .min_p = (float)d.min_p,
+                                             .top_k = d.top_k < 0 ? 0 : (uint32_t)d.top_k,
+                                             .repetition_penalty = (float)d.repetition,
+                                             .logprobs = SAMPLING_NO_LOGPROBS,
+                                             .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    g->q.include_usage = g->ctx->opt->always_include_usage;
+    g->q.skip_special = g->q.parallel_calls = g->q.add_generation_prompt = true;
+    g->q.add_special_tokens = text;
+}
+
+enum status gen_fields(struct generation *g, json_t *root, unsigned read, unsigned known)
+{
+    if (fields_read(g, root, read, known)) return ST_INVALID;
+    g->q.add_generation_prompt = g->q.add_generation_prompt && !g->q.continue_final_message;
+    gen_caller(g);
     return ST_OK;
 }
 
-void gen_note_unknown(struct generation *g, json_t *root, const char *const *known, size_t count)
+static enum status resolve_length(struct generation *g)
 {
-    enum { WARNINGS_MAX = 8, LOOKED_AT_MAX = 64 };
-    const char *key;
-    json_t *v;
-    size_t looked_at = 0;
-    char names[300];
-    json_object_foreach(root, key, v)
-    {
-        size_t i = 0;
-        while (i < count && strcmp(key, known[i]) != 0) i++;
-        bool other = strcmp(key, "models") == 0; /* of a router: not a slip */
-        if (i < count || other || json_is_null(v) || looked_at++ >= LOOKED_AT_MAX) continue;
-        const char *near = field_near(key, known, count);
-        if (!near || json_array_size(g->misspelt) >= WARNINGS_MAX) continue;
-        if (!g->misspelt) g->misspelt = json_array();
-        (void)json_array_append_new(
-            g->misspelt, json_sprintf("The field '%s' is unknown and ignored: '%s' is similar.", key, near));
+    struct inference_request *q = &g->q;
+    uint64_t fallback = g->ctx->opt->default_max_tokens;
+    if (q->kind == GEN_COMPLETION && q->has_max_tokens && !q->max_tokens && !q->echo)
+        return api_fail(g->e, 400, "invalid_value", "max_tokens", "max_tokens must be at least 1.");
+    if (!q->has_max_tokens && (q->kind == GEN_COMPLETION || fallback)) {
+        q->max_tokens_fit = q->max_tokens_fit || q->kind != GEN_COMPLETION;
+        q->max_tokens = q->kind == GEN_COMPLETION ? 16 : fallback;
+        q->has_max_tokens = true;
     }
-    if (log_enabled(LOG_DEBUG) && fields_unknown(root, known, count, names, sizeof names))
-        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->http.id, names);
+    return q->has_max_tokens && q->min_tokens > q->max_tokens
+               ? api_fail(g->e, 400, "invalid_value", "min_tokens",
+                          "min_tokens is larger than the maximum number of tokens.")
+               : ST_OK;
 }
 
-/* All fields that OpenAI's API or another server documents, whether they have an effect here or not. Other
- * fields are ignored as well, because many clients send fields of their own. */
-static void note_unknown(struct generation *g, json_t *root)
+static void resolve_sampling(struct inference_request *q)
 {
-    static const char *const known[] = {
-        /* OpenAI's */
-        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
-        "max_completion_tokens", "max_tokens", "messages", "metadata", "modalities", "model", "moderation",
-        "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
-        "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format",
-        "safety_identifier", "seed", "service_tier", "stop", "store", "stream", "stream_options",
-        "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
-        "web_search_options", "best_of", "echo", "prompt", "suffix",
-        /* of other servers */
-        "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "bootstrap_host",
-        "bootstrap_port", "bootstrap_room", "cache_prompt", "cache_salt", "chat_template",
-        "chat_template_kwargs", "continue_final_message", "custom_logit_processor", "documents", "ebnf",
-        "ec_transfer_params", "enable_thinking", "grammar", "grammar_lazy", "guided_choice",
-        "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
-        "guided_whitespace_pattern", "id_slot", "ignore_eos", "include_reasoning",
-        "include_stop_str_in_output", "json_schema", "kv_transfer_params", "length_penalty",
-        "logits_processors", "logprob_token_ids", "lora", "lora_path", "media_io_kwargs", "min_p",
-        "min_tokens", "mm_processor_kwargs", "n_predict", "no_stop_trim", "priority", "prompt_logprobs",
-        "reasoning", "regex", "repeat_penalty", "repetition_detection", "repetition_penalty", "request_id",
-        "return_cache_info", "return_hidden_states", "return_prompt_text", "return_token_ids",
-        "return_tokens_as_token_ids", "rid", "samplers", "separate_reasoning", "session_params",
-        "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_interval",
-        "structured_outputs", "thinking", "thinking_budget", "thinking_token_budget", "timings_per_token",
-        "top_k", "truncate_prompt_tokens", "custom_params", "dry_multiplier", "dynatemp_range", "mirostat",
-        "no_repeat_ngram_size", "return_progress", "stop_regex", "t_max_predict_ms", "tfs_z", "top_a",
-        "top_n_sigma", "xtc_probability", "typical_p", "use_beam_search", "vllm_xargs"};
-    gen_note_unknown(g, root, known, sizeof known / sizeof *known);
+    struct sampling_params *s = &q->sampling;
+    bool greedy = s->temperature < 1e-5f, likeliest = s->top_p <= 0;
+    s->temperature = greedy ? 0 : fmaxf(s->temperature, 0.01f);
+    if (greedy) s->min_p = 0;
+    if (greedy || likeliest) {
+        s->top_p = 1;
+        s->top_k = greedy ? 0 : 1; /* only the most likely token */
+    }
+    q->has_seed = q->has_seed && q->seed != -1;
+    if (q->logprobs) s->logprobs = q->logprobs_top;
+    if (q->kind != GEN_COMPLETION || !q->echo || !q->logprobs) return;
+    if (s->prompt_logprobs == SAMPLING_NO_LOGPROBS || s->prompt_logprobs < q->logprobs_top)
+        s->prompt_logprobs = q->logprobs_top;
+}
+
+enum status gen_resolve(struct generation *g, json_t *root, unsigned api)
+{
+    if (resolve_length(g)) return ST_INVALID;
+    resolve_sampling(&g->q);
+    if (suppress(g) || gen_parse_format(g, root, api)) return ST_INVALID;
+    if (g->q.stop_count && stop_set_create(g->q.stops, g->q.stop_count, &g->stops)) return gen_nomem(g);
+    return ST_OK;
 }
 
 enum status gen_parse(struct generation *g, json_t *root)
 {
     bool chat = g->q.kind == GEN_CHAT;
-    note_unknown(g, root);
-    gen_tenant(g, field(root, "user"));
-    if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
-        parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop"), "stop") ||
-        parse_bias(g, root) || parse_ngrams(g, root) || parse_logprobs(g, root) ||
-        parse_ids(g, field(root, "stop_token_ids"), "stop_token_ids", LIMIT_STOP_IDS, &g->q.stop_ids,
-                  &g->q.stop_id_count) ||
-        gen_parse_format(g, root) || gen_parse_refused(g, root)) {
-        return ST_INVALID;
-    }
-    bool own = chat && !g->dialect;
-    if ((own && gen_parse_tools(g, root)) || (chat && gen_tools_resolve(g)) ||
-        (own && gen_parse_reasoning(g, root)) || (chat && gen_parse_image_bounds(g, root)))
-        return ST_INVALID;
-    return ST_OK;
+    unsigned api = chat ? API_CHAT : API_TEXT;
+    if (gen_fields(g, root, api, api) || gen_resolve(g, root, api)) return ST_INVALID;
+    return chat && (gen_parse_tools(g, root) || gen_tools_resolve(g) || gen_parse_reasoning(g, root))
+               ? ST_INVALID
+               : ST_OK;
 }

@@ -59,12 +59,13 @@ static enum status context_check(struct generation *g, const struct gen_prompt *
 {
     uint64_t m = g->ctx->model->caps.context_max, count = p->prompt.token_count;
     const char *what = g->q.kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
-    if (g->q.max_tokens_fit && g->q.has_max && count < m && g->q.max_tokens > m - count) {
+    if (g->q.max_tokens_fit && g->q.has_max_tokens && count < m && g->q.max_tokens > m - count) {
         g->max_tokens_cut = g->q.max_tokens - (m - count);
         g->q.max_tokens = m - count;
     }
-    bool scoring = g->q.has_max && g->q.max_tokens == 0;
-    if (g->q.has_max && (g->q.max_tokens > m || count + g->q.max_tokens > m || (count >= m && !scoring))) {
+    bool scoring = g->q.has_max_tokens && g->q.max_tokens == 0;
+    if (g->q.has_max_tokens &&
+        (g->q.max_tokens > m || count + g->q.max_tokens > m || (count >= m && !scoring))) {
         unsigned long long r = g->q.max_tokens; /* at most 2^63 - 1 */
         return api_fail(g->e, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, you requested %llu "
@@ -99,7 +100,7 @@ static enum status truncate_tokens(struct generation *g, struct gen_prompt *p)
         return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
-    uint64_t m = g->ctx->model->caps.context_max, reserve = g->q.has_max ? g->q.max_tokens : 1;
+    uint64_t m = g->ctx->model->caps.context_max, reserve = g->q.has_max_tokens ? g->q.max_tokens : 1;
     uint64_t keep = g->q.truncate > 0 ? (uint64_t)g->q.truncate : m > reserve ? m - reserve : 1;
     if (p->prompt.token_count <= keep) return ST_OK;
     uint32_t drop = p->prompt.token_count - (uint32_t)keep;
@@ -159,8 +160,9 @@ static enum status infill_ends(struct generation *g)
     enum { MARKS = sizeof infill_marks / sizeof *infill_marks, MORE = sizeof more / sizeof *more };
     struct inference_request *p = &g->q;
     if (p->ignore_eos) return ST_OK;
-    uint32_t *ids = realloc(p->stop_ids, (p->stop_id_count + MARKS + MORE) * sizeof *ids);
+    uint32_t *ids = request_alloc(p, p->stop_id_count + MARKS + MORE, sizeof *ids);
     if (!ids) return gen_nomem(g);
+    if (p->stop_id_count) memcpy(ids, p->stop_ids, p->stop_id_count * sizeof *ids);
     p->stop_ids = ids;
     for (size_t i = 0; i < MARKS + MORE && p->stop_id_count < LIMIT_STOP_IDS; i++) {
         uint32_t id;

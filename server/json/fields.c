@@ -113,12 +113,9 @@ enum status field_bool(struct api_error *e, json_t *root, const char *name, bool
     return ST_OK;
 }
 
-enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max,
-                      int64_t *out, bool *has)
+enum status value_int(struct api_error *e, json_t *v, const char *name, int64_t min, int64_t max,
+                      int64_t *out)
 {
-    json_t *v = field(root, name);
-    if (has) *has = false;
-    if (!v) return ST_OK;
     int64_t i;
     /* An integer beyond 64 bits is parsed as a double (parser.c). */
     bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
@@ -133,8 +130,15 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
                                            name, (long long)min, (long long)max);
     }
     *out = i;
-    if (has) *has = true;
     return ST_OK;
+}
+
+enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max,
+                      int64_t *out, bool *has)
+{
+    json_t *v = field(root, name);
+    if (has) *has = v != NULL;
+    return v ? value_int(e, v, name, min, max, out) : ST_OK;
 }
 
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,

@@ -17,6 +17,8 @@ bool json_to_int(json_t *v, int64_t *out);       /* 5 and 5.0; not 5.5, "5", tru
 enum status field_bool(struct api_error *e, json_t *root, const char *name, bool *out);
 enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max,
                       int64_t *out, bool *has); /* has may be NULL */
+enum status value_int(struct api_error *e, json_t *v, const char *name, int64_t min, int64_t max,
+                      int64_t *out); /* the value of the field `name` */
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,
                       double *out, bool *has);
 /* An integer beyond 64 bits inside another value of the body (parser.c): jansson can't hold it, so it is

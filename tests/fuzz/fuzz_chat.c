@@ -46,6 +46,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     r->response.share = share_take(&server->shares, 0);
     buf_init(&r->response.out, SIZE_MAX / 4);
     *g = (struct generation){.r = r, .ctx = &r->srv->ctx, .e = &r->response.error, .q.kind = kind, .q.n = 1};
+    gen_defaults(g);
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
         !request_model_check(r, g->root) && !gen_parse(g, g->root) &&

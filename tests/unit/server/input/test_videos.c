@@ -4,6 +4,7 @@
  * of the content key. */
 #include "server/chat/messages.h"
 #include "server/input/chat_images.h"
+#include "server/input/fields.h"
 #include "server/media/video.h"
 #include "server/chat/template.h"
 
@@ -401,7 +402,7 @@ static void test_kwargs(void **state)
         struct desk *d = desk_open(cases[i].cfg ? cases[i].cfg : &rule.config);
         json_t *root = json_loads(cases[i].json, 0, NULL);
         assert_non_null(root);
-        enum status st = gen_parse_image_bounds(&d->g, root);
+        enum status st = fields_read(&d->g, root, API_CHAT, API_CHAT);
         if (cases[i].code) {
             if (!st || d->r.response.error.http != 400 ||
                 strcmp(d->r.response.error.code, cases[i].code) != 0 ||

@@ -1,0 +1,18 @@
+/* Fields of the table (fields.def) that need more than their type and range. v: the field's value, never
+ * null. Worker thread; internal to server/input/. */
+#ifndef KVASIR_PARSE_H
+#define KVASIR_PARSE_H
+
+#include "config/base/status.h"
+
+#include <jansson.h>
+
+struct generation;
+
+typedef enum status field_reader(struct generation *g, json_t *v, const char *name);
+field_reader read_n_predict, read_num_predict, read_n, read_best_of, read_vllm_xargs, read_logit_bias,
+    read_stop, read_stop_token_ids, read_stream_options, read_logprobs, read_top_logprobs, read_top,
+    read_prompt_logprobs, read_nothing, read_cache_salt, read_add_generation_prompt,
+    read_truncate_prompt_tokens, read_no_truncation, read_modalities, read_mm_processor_kwargs;
+
+#endif
