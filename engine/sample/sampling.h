@@ -4,8 +4,8 @@
  *
  * To add a sampling parameter:
  *   - its field in struct sampling_params, where a zero means off if possible
- *   - its JSON name: parse_sampling in server/input/parse.c reads it and states its default and range;
- *     the list in note_unknown there names it; docs/http.md lists it
+ *   - its JSON name: a row of server/input/fields.def, with its range and APIs; its default, unless that is
+ *     zero: gen_defaults of server/input/resolve.c
  *   - its effect: sampler.c. `cut` removes candidates, `change` changes logits. draw_from_list and
  *     draw_from_row skip work while a parameter is off; sampler_top_wanted and sampler_walks tell the engine
  *     what a draw needs. The order of effects is in sampler.h

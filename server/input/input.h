@@ -1,7 +1,7 @@
 /* The typed request of an endpoint that generates, and what it becomes before it runs: prompts and the
  * constraint of its output. Internal to server/. All on a worker:
  *
- *   body.c -> fields.c, parse.c, tools.c, format.c, chat.c   the request
+ *   body.c -> fields.c, parse.c, resolve.c, tools.c, format.c, chat.c   the request
  *   remote.c                                       image URLs, fetched by the loop before the job continues
  *   prompt.c or chat.c, chat_images.c              the prompts; cache_info.c: where their tokens come from
  *   constraint.c, call_grammar.c                   the grammar of the output; grammars.c: those compiled
@@ -180,7 +180,7 @@ enum status request_model_unknown(struct request *r, const char *name); /* 404 *
 
 /* Fails if the model generates no text. */
 enum status gen_generates(struct generation *g);
-/* input/parse.c (worker): a chat or a completion, except messages and prompt: the fields, then what holds
+/* input/resolve.c (worker): a chat or a completion, except messages and prompt: the fields, then what holds
  * between them, then tools and reasoning. r->response.error on failure. */
 enum status gen_parse(struct generation *g, json_t *root);
 /* Its parts, for other dialects. What a request has before any field is read: */
