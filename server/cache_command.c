@@ -28,7 +28,7 @@ static bool add(struct sum **sums, size_t *count, size_t *cap, const struct reco
     size_t i = 0;
     while (i < *count && (*sums)[i].tag != f->tag) i++;
     if (i == *count) {
-        if (!LIST_ROOM(*sums, *count, *cap, 8)) return false;
+        if (!LIST_RESERVE(*sums, *cap, *count + 1)) return false;
         (*sums)[(*count)++] = (struct sum){.tag = f->tag};
         for (size_t c = 0; h->about[c]; c++) /* printable */
             (*sums)[i].about[c] = h->about[c] < ' ' || h->about[c] > '~' ? '?' : h->about[c];

@@ -38,7 +38,7 @@ static enum status parse(struct json_lexer *x, struct json_doc *d, const char *n
         bool opens = t == JSON_LEX_OBJECT || t == JSON_LEX_ARRAY;
         uint32_t level = x->depth - opens, idx = d->node_count;
         if (idx == 1u << 31) return err_set(err, ST_TOO_LARGE, "%s: too many JSON values", name);
-        if (!LIST_ROOM(d->nodes, idx, cap, 256)) return err_nomem(err, name);
+        if (!LIST_RESERVE(d->nodes, cap, idx + 1)) return err_nomem(err, name);
         if (level && (t == JSON_LEX_KEY || d->nodes[open[level]].kind == JSON_ARRAY))
             d->nodes[open[level]].count++;
         if (opens) open[x->depth] = idx;

@@ -2,42 +2,45 @@
 #ifndef KVASIR_LIST_H
 #define KVASIR_LIST_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "config/base/checked.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-static inline bool list__grow(void *list, size_t size, size_t *cap, size_t first)
+/* cap: a uint32_t or a size_t, as cap_size says */
+static inline bool list__reserve(void *list, size_t size, void *cap, size_t cap_size, size_t need)
 {
-    size_t more = *cap ? 2 * *cap : first;
+    uint32_t small = 0;
+    size_t to = 0, bytes;
     void *p;
+    memcpy(cap_size == sizeof small ? (void *)&small : &to, cap, cap_size);
+    to = 2 * (to | small) + 4;
+    if (to < need) to = need;
+    small = (uint32_t)to;
+    if ((cap_size == sizeof small && small != to) || mul_overflows(to, size, &bytes)) return false;
     memcpy(&p, list, sizeof p);
-    p = realloc(p, more * size);
-    if (!p) return false;
+    if (!(p = realloc(p, bytes))) return false;
     memcpy(list, &p, sizeof p);
-    *cap = more;
+    memcpy(cap, cap_size == sizeof small ? (void *)&small : &to, cap_size);
     return true;
 }
 
-/* Makes room for one more element in `list`, a pointer to `count` elements: at `cap`, a size_t, the capacity
- * doubles, beginning with `first`. False: out of memory; nothing has changed. */
-#define LIST_ROOM(list, count, cap, first)                                                                   \
-    ((count) < (cap) || list__grow(&(list), sizeof *(list), &(cap), first))
-
-/* Gives `list` a capacity of at least `need` elements; `cap`, a uint32_t, is its capacity. As LIST_ROOM. */
-static inline bool list__reserve(void *list, size_t size, uint32_t *cap, uint32_t need)
-{
-    void *p;
-    memcpy(&p, list, sizeof p);
-    p = realloc(p, (need + need / 2 + 1) * size);
-    if (!p) return false;
-    memcpy(list, &p, sizeof p);
-    *cap = need + need / 2 + 1;
-    return true;
-}
+/* Gives `list`, an array of `cap` elements (a uint32_t or a size_t), a capacity of at least `need`, and of
+ * twice as many as before. False: out of memory; nothing has changed. Of arrays with one capacity the last is
+ * given `cap`, those before it a copy. */
 #define LIST_RESERVE(list, cap, need)                                                                        \
-    ((need) <= (cap) || list__reserve(&(list), sizeof *(list), &(cap), need))
+    ((need) <= (cap) || list__reserve(&(list), sizeof *(list), &(cap), sizeof(cap), need))
+
+/* Gives back what `list` has beyond `count` elements, if it has any; cap: a size_t. */
+#define LIST_FIT(list, cap, count) list__fit(&(list), sizeof *(list), &(cap), count)
+static inline void list__fit(void *list, size_t size, size_t *cap, size_t count)
+{
+    void *p;
+    memcpy(&p, list, sizeof p);
+    if (!count || count >= *cap || !(p = realloc(p, count * size))) return;
+    memcpy(list, &p, sizeof p);
+    *cap = count;
+}
 
 /* Lists of elements with `prev` and `next`; *l has `head` and `tail`. Puts n after `at`, NULL: at the head.
  */

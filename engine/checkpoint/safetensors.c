@@ -100,7 +100,7 @@ void stf_done(const struct stf_files *f, const struct stf_tensor *t)
 
 enum status stf__add_tensor(struct stf_files *f, const struct stf_tensor *t, struct err *err)
 {
-    if (!LIST_ROOM(f->tensors, f->count, f->cap, 512)) return err_nomem(err, "the list of tensors");
+    if (!LIST_RESERVE(f->tensors, f->cap, f->count + 1)) return err_nomem(err, "the list of tensors");
     f->tensors[f->count++] = *t;
     return ST_OK;
 }

@@ -582,7 +582,7 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
             tag = x->tags[k];
         r->at += len;
         if (n && list[n - 1].tag == tag) continue;
-        if (!LIST_ROOM(list, n, cap, 32)) {
+        if (!LIST_RESERVE(list, cap, n + 1)) {
             free(list);
             return err_nomem(err, "the origins of a prompt");
         }

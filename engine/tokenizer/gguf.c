@@ -199,7 +199,7 @@ static enum status add_splits(const struct vocab *v, uint32_t id, struct pairs *
     for (size_t k = len; k-- > 1;) {
         uint32_t right = left[k] == TOK_NO_ID ? TOK_NO_ID : tok__literal_id(v->t, s + k, len - k);
         if (right == TOK_NO_ID) continue;
-        if (!LIST_ROOM(out->list, out->count, out->cap, 1 << 16)) return err_nomem(v->err, "tokenizer");
+        if (!LIST_RESERVE(out->list, out->cap, out->count + 1)) return err_nomem(v->err, "tokenizer");
         out->list[out->count++] = (struct pair){left[k], right, id};
     }
     return ST_OK;

@@ -414,7 +414,8 @@ static struct tok_added *find_added(struct tokenizer *t, uint32_t id)
 enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags, struct err *err)
 {
     struct tok_added *a = find_added(t, id);
-    if (!a && !LIST_ROOM(t->added, t->added_count, t->added_cap, 64)) return err_nomem(err, "added_tokens");
+    if (!a && !LIST_RESERVE(t->added, t->added_cap, t->added_count + 1))
+        return err_nomem(err, "added_tokens");
     if (!a) a = &t->added[t->added_count++];
     *a = *flags;
     a->id = id;

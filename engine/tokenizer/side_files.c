@@ -20,7 +20,7 @@ enum status tok__put_role(struct tokenizer *t, const char *role, const char *con
     ASSERT(role[0] && flags->special);
     size_t i = 0;
     while (i < t->role_count && strcmp(t->roles[i].role, role) != 0) i++;
-    if (!LIST_ROOM(t->roles, i, t->role_cap, 16)) return err_nomem(err, "special tokens");
+    if (!LIST_RESERVE(t->roles, t->role_cap, i + 1)) return err_nomem(err, "special tokens");
     struct tok_role *r = &t->roles[i];
     if (i < t->role_count) free(r->content);
     else *r = (struct tok_role){.role = strdup(role)};
@@ -100,7 +100,7 @@ static enum status read_special(struct side_files *f, const char *role, uint32_t
         free(content);
         return st;
     }
-    if (!LIST_ROOM(f->extra, f->extra_count, f->extra_cap, 16)) {
+    if (!LIST_RESERVE(f->extra, f->extra_cap, f->extra_count + 1)) {
         free(content);
         return err_nomem(f->l.err, "special tokens");
     }

@@ -76,7 +76,7 @@ bool index_add(struct record_index *x, const struct index_entry *e)
         x->count = n;
         x->dead = 0;
     }
-    if (!LIST_ROOM(x->at, x->count, x->cap, 64)) return false;
+    if (!LIST_RESERVE(x->at, x->cap, x->count + 1)) return false;
     index_adopt(x, e->parent, 1);
     x->at[x->count++] = *e;
     x->bytes += e->file.bytes;

@@ -118,7 +118,7 @@ enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct 
     size_t max = r->limits.messages_max ? r->limits.messages_max : 100000;
     if (m->count >= max)
         return api_fail(r->err, 400, "invalid_value", r->at.field, "There are more than %zu messages.", max);
-    if (!LIST_ROOM(m->list, m->count, m->cap, 4)) return chat_no_memory(r);
+    if (!LIST_RESERVE(m->list, m->cap, m->count + 1)) return chat_no_memory(r);
     *out = &m->list[m->count++];
     **out = (struct chat_message){.role = role, .at = r->at};
     return ST_OK;
@@ -131,7 +131,7 @@ static struct chat_message *last_message(const struct chat_reader *r)
 
 static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
 {
-    if (!LIST_ROOM(m->parts, m->part_count, m->part_cap, 4)) {
+    if (!LIST_RESERVE(m->parts, m->part_cap, m->part_count + 1)) {
         json_decref(part.text);
         return chat_no_memory(r);
     }
@@ -244,7 +244,7 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
     if (r->images >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
-    if (!LIST_ROOM(m->images, m->image_count, m->image_cap, 4)) return chat_no_memory(r);
+    if (!LIST_RESERVE(m->images, m->image_cap, m->image_count + 1)) return chat_no_memory(r);
     if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
     r->images++;
     *out = &m->images[m->image_count++];

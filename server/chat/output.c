@@ -46,7 +46,7 @@ static enum status on_begin(void *user, const char *name, size_t len)
 {
     struct chat_output *o = user;
     if (o->call_count == CHAT_CALLS_MAX) return ST_TOO_LARGE;
-    if (!LIST_ROOM(o->calls, o->call_count, o->call_cap, 4)) return ST_NOMEM;
+    if (!LIST_RESERVE(o->calls, o->call_cap, o->call_count + 1)) return ST_NOMEM;
     struct chat_call *c = &o->calls[o->call_count++];
     *c = (struct chat_call){.content_at = o->content.len};
     buf_init(&c->name, o->content.max);

@@ -195,7 +195,7 @@ uint32_t template_from(struct template_trace *t, enum jinja_origin origin,
 {
     enum { SOURCES_MAX = 1 << 24 };
     if (!t->on || t->no_memory || t->count >= SOURCES_MAX) return origin;
-    if (!LIST_ROOM(t->list, t->count, t->cap, 32)) {
+    if (!LIST_RESERVE(t->list, t->cap, t->count + 1)) {
         t->no_memory = true; /* the render then fails as a whole */
         return origin;
     }

@@ -173,7 +173,7 @@ static bool fetch_start(struct generation *g, uint32_t image)
 
 static bool wait_for(struct image_fetch *f, struct seq_id id, uint32_t image)
 {
-    if (!LIST_ROOM(f->waiters, f->waiter_count, f->waiter_cap, 4)) return false;
+    if (!LIST_RESERVE(f->waiters, f->waiter_cap, f->waiter_count + 1)) return false;
     f->waiters[f->waiter_count++] = (struct waiter){.id = id, .image = image};
     return true;
 }

@@ -202,7 +202,7 @@ static bool is_stop_id(const struct choice *c, uint32_t id)
 
 static enum status ids_add(struct choice *c, uint32_t id)
 {
-    if (!LIST_ROOM(c->ids, c->id_count, c->id_cap, 64)) return ST_NOMEM;
+    if (!LIST_RESERVE(c->ids, c->id_cap, c->id_count + 1)) return ST_NOMEM;
     c->ids[c->id_count++] = id;
     return ST_OK;
 }

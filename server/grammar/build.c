@@ -1,8 +1,9 @@
 /* See build.h. Its result is what machine.c runs. */
 #include "server/grammar/build.h"
 
+#include "config/base/id_table.h"
+#include "config/base/list.h"
 #include "server/grammar/machine.h"
-#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ struct grammar_builder {
 
 gx grammar__node(struct grammar *g, struct gx_node n)
 {
-    if (!ARRAY_RESERVE(g->nodes, g->node_cap, g->node_count + 1u)) return 0;
+    if (!LIST_RESERVE(g->nodes, g->node_cap, g->node_count + 1u)) return 0;
     if (!g->node_count) g->nodes[g->node_count++] = (struct gx_node){.kind = GX_FAILED};
     g->nodes[g->node_count] = n;
     return g->node_count++;
@@ -121,7 +122,7 @@ gx gb_alt(struct grammar_builder *b, const gx *list, size_t n)
     if (b->st || n > UINT32_MAX / 2) return 0;
     for (size_t i = 0; i < n; i++)
         if (!list[i]) return 0;
-    if (!ARRAY_RESERVE(g->list, g->list_cap, g->list_count + n)) {
+    if (!LIST_RESERVE(g->list, g->list_cap, g->list_count + n)) {
         b->st = ST_NOMEM;
         return 0;
     }

@@ -1,5 +1,6 @@
 /* See regex.h: residuals. The transitions of an expression are found once, by a closure over its positions;
  * the residual after a byte is the set of what follows them. */
+#include "config/base/list.h"
 #include "server/grammar/regex_pool.h"
 
 #include <string.h>
@@ -149,7 +150,7 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
 
 static void first_add(struct rx_pool *p, uint32_t what, rx rest)
 {
-    if (!ARRAY_RESERVE(p->firsts, p->first_cap, p->first_count + 1)) (void)rx__fail(p, ST_NOMEM);
+    if (!LIST_RESERVE(p->firsts, p->first_cap, p->first_count + 1)) (void)rx__fail(p, ST_NOMEM);
     else p->firsts[p->first_count++] = (struct first){what, rest};
 }
 
@@ -168,7 +169,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
         return;
     }
     if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
-    if (!ARRAY_RESERVE(p->todo, p->todo_cap, *todo + 1)) (void)rx__fail(p, ST_NOMEM);
+    if (!LIST_RESERVE(p->todo, p->todo_cap, *todo + 1)) (void)rx__fail(p, ST_NOMEM);
     else p->todo[(*todo)++] = (struct first){what, rest};
 }
 
@@ -295,7 +296,7 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
         id_table_free(&p->memo_table);
         p->memo_count = 0;
     }
-    if (!ARRAY_RESERVE(p->memo, p->memo_cap, p->memo_count + 2) ||
+    if (!LIST_RESERVE(p->memo, p->memo_cap, p->memo_count + 2) ||
         !id_table_add(&p->memo_table, hash, (uint32_t)++p->memo_count))
         return rx__fail(p, ST_NOMEM);
     p->memo[p->memo_count] = (struct memo){a, out, rx__since(p, before), byte};

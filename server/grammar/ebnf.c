@@ -3,7 +3,8 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
-#include "server/grammar/tables.h"
+#include "config/base/id_table.h"
+#include "config/base/list.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -136,7 +137,7 @@ uint32_t ebnf_char(struct ebnf *e)
 static enode node(struct ebnf *e, struct ebnf_node n)
 {
     if (e->st) return 0;
-    if (!ARRAY_RESERVE(e->nodes, e->node_cap, e->node_count + 1u)) return ebnf_nomem(e);
+    if (!LIST_RESERVE(e->nodes, e->node_cap, e->node_count + 1u)) return ebnf_nomem(e);
     e->nodes[e->node_count] = n;
     return e->node_count++;
 }
@@ -169,7 +170,7 @@ enode ebnf_rule(struct ebnf *e, size_t from, size_t to)
     json_t *at = json_object_getn(e->names, e->s + from, to - from);
     uint32_t k = at ? (uint32_t)json_integer_value(at) : e->rule_count;
     if (!at) {
-        if (!ARRAY_RESERVE(e->rules, e->rule_cap, e->rule_count + 1u) ||
+        if (!LIST_RESERVE(e->rules, e->rule_cap, e->rule_count + 1u) ||
             json_object_setn_new(e->names, e->s + from, to - from, json_integer(k)))
             return ebnf_nomem(e);
         e->rules[e->rule_count++] = (struct ebnf_rule){.from = from};
@@ -383,7 +384,7 @@ bool ebnf_open(struct ebnf *e)
 {
     e->p = gb_pool(e->b);
     e->names = json_object();
-    if (!e->names || !ARRAY_RESERVE(e->nodes, e->node_cap, 1)) return false;
+    if (!e->names || !LIST_RESERVE(e->nodes, e->node_cap, 1)) return false;
     e->nodes[e->node_count++] = (struct ebnf_node){0};
     return true;
 }

@@ -1,6 +1,7 @@
 /* See machine.h. */
+#include "config/base/id_table.h"
+#include "config/base/list.h"
 #include "server/grammar/machine.h"
-#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ static bool fine(const struct grammar *g)
 
 static bool items_reserve(struct grammar *g, size_t more)
 {
-    return ARRAY_RESERVE(g->items, g->item_cap, g->item_count + more);
+    return LIST_RESERVE(g->items, g->item_cap, g->item_count + more);
 }
 
 /* ---- continuations: shared lists ---- */
@@ -36,7 +37,7 @@ static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
     uint32_t hash = (uint32_t)mix(mix(1, what), rest), at = hash;
     for (uint32_t id; (id = id_table_next(&g->continuation_table, hash, &at));)
         if (g->continuations[id].what == what && g->continuations[id].rest == rest) return id;
-    if (!ARRAY_RESERVE(g->continuations, g->continuation_cap, g->continuation_count + 1u) ||
+    if (!LIST_RESERVE(g->continuations, g->continuation_cap, g->continuation_count + 1u) ||
         !id_table_add(&g->continuation_table, hash, g->continuation_count)) {
         g->failed = true;
         return 0;
@@ -56,7 +57,7 @@ static void push(struct grammar *g, struct work *w, uint32_t continuation)
     rx_spend(g->pool, WORK_CONT);
     if (g->continuations[continuation].stamp == g->stamp) return; /* already visited */
     g->continuations[continuation].stamp = g->stamp;
-    if (!ARRAY_RESERVE(w->items, w->cap, w->count + 1u)) g->failed = true;
+    if (!LIST_RESERVE(w->items, w->cap, w->count + 1u)) g->failed = true;
     else w->items[w->count++] = continuation;
 }
 
@@ -176,7 +177,7 @@ static void unite(struct grammar *g, size_t from)
         uint32_t continuation = p[i].continuation;
         for (k = i + 1; k < n && p[k].continuation == continuation; k++) {
         }
-        if (k - i > 1 && !ARRAY_RESERVE(residual, cap, k - i)) {
+        if (k - i > 1 && !LIST_RESERVE(residual, cap, k - i)) {
             g->failed = true;
             break;
         }
@@ -210,7 +211,7 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
             (!m || memcmp(g->items + s->items, p, m * sizeof *p) == 0))
             return id;
     }
-    if (!ARRAY_RESERVE(g->states, g->state_cap, g->state_count + 1u) ||
+    if (!LIST_RESERVE(g->states, g->state_cap, g->state_count + 1u) ||
         !id_table_add(&g->state_table, hash, g->state_count)) {
         g->failed = true;
         return STATE_DEAD;
@@ -366,8 +367,8 @@ static void made_free(struct grammar *g)
 
 bool machine__open(struct grammar *g)
 {
-    g->failed = !ARRAY_RESERVE(g->continuations, g->continuation_cap, 64) ||
-                !ARRAY_RESERVE(g->states, g->state_cap, 64) || !items_reserve(g, 256);
+    g->failed = !LIST_RESERVE(g->continuations, g->continuation_cap, 64) ||
+                !LIST_RESERVE(g->states, g->state_cap, 64) || !items_reserve(g, 256);
     return !g->failed && first_state(g);
 }
 
@@ -424,7 +425,7 @@ void machine__drop(struct grammar *g)
     g->generation++;
     g->rebuilt_bytes = 0;
     g->node_count = g->node_base;
-    ARRAY_FIT(g->nodes, g->node_cap, g->node_count);
+    LIST_FIT(g->nodes, g->node_cap, g->node_count);
     members__drop(g);
     rx_pool_cut(g->pool);
     masks__drop(g);

@@ -7,7 +7,7 @@
 
 #include "config/base/work_lock.h"
 #include "server/grammar/build.h"
-#include "server/grammar/tables.h"
+#include "config/base/id_table.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

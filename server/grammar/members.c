@@ -1,7 +1,8 @@
 /* Members of an object or array during matching (build.h's gb_members). A member state records what is
  * written so far. States are built when reached, so names in any order cost only what a text visits. */
+#include "config/base/id_table.h"
+#include "config/base/list.h"
 #include "server/grammar/machine.h"
-#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -82,8 +83,8 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
                       .all = (1u << from->wants) - 1,
                       .any_order = from->any_order && from->names <= ANY_ORDER_MAX,
                       .comma = from->comma};
-    if (!m || !ARRAY_RESERVE(m->tables, m->table_cap, m->table_count + 1) ||
-        !ARRAY_RESERVE(m->words, m->word_cap, m->word_count + S_SEEN + words))
+    if (!m || !LIST_RESERVE(m->tables, m->table_cap, m->table_count + 1) ||
+        !LIST_RESERVE(m->words, m->word_cap, m->word_count + S_SEEN + words))
         return false;
     t.list = malloc((t.count + 1) * sizeof *t.list);
     t.required = calloc(3 * (size_t)words, sizeof *t.required);
@@ -282,7 +283,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
     /* Space for a state and a set. */
-    if (!ARRAY_RESERVE(m->words, m->word_cap, m->word_count + 2 * (size_t)n)) {
+    if (!LIST_RESERVE(m->words, m->word_cap, m->word_count + 2 * (size_t)n)) {
         g->failed = true;
         return false;
     }
@@ -327,6 +328,6 @@ void members__drop(struct grammar *g)
     struct members *m = g->members;
     if (!m) return;
     m->word_count = m->word_base;
-    ARRAY_FIT(m->words, m->word_cap, m->word_count);
+    LIST_FIT(m->words, m->word_cap, m->word_count);
     id_table_free(&m->found);
 }

@@ -1,6 +1,7 @@
 /* See regex.h: expressions. They are kept in a normal form: right-nested sequences, sorted lists of
  * alternatives, byte sets merged, common prefixes factored out. A residual is a set of items: an item is a
  * sequence of cells, the rest of the innermost sequence first, then of the enclosing ones. */
+#include "config/base/list.h"
 #include "server/grammar/regex_pool.h"
 
 #include "config/base/utf8.h"
@@ -139,9 +140,9 @@ rx rx__intern(struct rx_pool *p, struct node n, const uint32_t *items)
     if (p->count >= p->max || p->list_count + listed > p->list_max) return rx__fail_full(p);
     facts(p, &n, items);
     n.first_count = FIRST_UNKNOWN;
-    if (!ARRAY_RESERVE(p->sets, p->set_cap, p->set_count + 1) ||
-        !ARRAY_RESERVE(p->list, p->list_cap, p->list_count + listed) ||
-        !ARRAY_RESERVE(p->nodes, p->cap, p->count + 1) || !id_table_add(&p->table, hash, (uint32_t)p->count))
+    if (!LIST_RESERVE(p->sets, p->set_cap, p->set_count + 1) ||
+        !LIST_RESERVE(p->list, p->list_cap, p->list_count + listed) ||
+        !LIST_RESERVE(p->nodes, p->cap, p->count + 1) || !id_table_add(&p->table, hash, (uint32_t)p->count))
         return rx__fail(p, ST_NOMEM);
     if (n.kind == K_BYTES) {
         n.a = (uint32_t)p->set_count++;
@@ -162,7 +163,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     p->max = nodes_max < 16 ? 16 : nodes_max;
     p->work_max = p->pause = SIZE_MAX;
     p->list_max = LIST_MAX;
-    if (!ARRAY_RESERVE(p->nodes, p->cap, 64)) {
+    if (!LIST_RESERVE(p->nodes, p->cap, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
@@ -289,9 +290,9 @@ void rx_pool_cut(struct rx_pool *p)
         if (i >= BASE_NODES && !id_table_add(&p->table, hash_of(n, items_of(p, n)), (uint32_t)i))
             p->st = ST_NOMEM;
     }
-    ARRAY_FIT(p->nodes, p->cap, p->count);
-    ARRAY_FIT(p->list, p->list_cap, p->list_count);
-    ARRAY_FIT(p->sets, p->set_cap, p->set_count);
+    LIST_FIT(p->nodes, p->cap, p->count);
+    LIST_FIT(p->list, p->list_cap, p->list_count);
+    LIST_FIT(p->sets, p->set_cap, p->set_count);
 }
 
 /* ---- normal forms ---- */
@@ -347,7 +348,7 @@ void rx__push(struct rx_pool *p, enum kind kind, rx x)
 {
     const struct node *n = &p->nodes[x];
     size_t m = n->kind == kind ? n->b : 1;
-    if (!ARRAY_RESERVE(p->parts, p->part_cap, p->part_count + m)) {
+    if (!LIST_RESERVE(p->parts, p->part_cap, p->part_count + m)) {
         (void)rx__fail(p, ST_NOMEM);
         return;
     }

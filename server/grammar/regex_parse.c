@@ -4,8 +4,9 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
+#include "config/base/id_table.h"
+#include "config/base/list.h"
 #include "server/grammar/build.h"
-#include "server/grammar/tables.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -113,7 +114,7 @@ struct list {
 
 static void list_add(struct parser *r, struct list *l, rx x)
 {
-    if (!ARRAY_RESERVE(l->items, l->cap, l->count + 1)) (void)refuse(r, ST_NOMEM, "is too large");
+    if (!LIST_RESERVE(l->items, l->cap, l->count + 1)) (void)refuse(r, ST_NOMEM, "is too large");
     else l->items[l->count++] = x;
 }
 

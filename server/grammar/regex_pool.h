@@ -3,7 +3,7 @@
 #define KVASIR_REGEX_POOL_H
 
 #include "server/grammar/regex.h"
-#include "server/grammar/tables.h"
+#include "config/base/id_table.h"
 
 enum kind { K_NONE = 0, K_EMPTY, K_BYTES, K_CONCAT, K_ALT, K_AND, K_NOT, K_REPEAT, K_MULTIPLE };
 /* Is the language non-empty? UNSURE: a bounded search did not decide. */

@@ -1,4 +1,5 @@
 /* See vocab.h. */
+#include "config/base/list.h"
 #include "server/grammar/vocab.h"
 
 #include <stdlib.h>
@@ -57,7 +58,7 @@ static int by_bytes(const void *a, const void *b)
 
 static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
 {
-    if (!ARRAY_RESERVE(t->nodes, t->cap, t->count + 1u)) return false;
+    if (!LIST_RESERVE(t->nodes, t->cap, t->count + 1u)) return false;
     t->nodes[t->count++] = (struct trie_node){.token = NO_TOKEN, .depth = depth, .byte = byte};
     return true;
 }
@@ -90,7 +91,7 @@ static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted 
         last = x;
     }
     while (depth) t->nodes[path[--depth]].skip = t->count;
-    ARRAY_FIT(t->nodes, t->cap, t->count);
+    LIST_FIT(t->nodes, t->cap, t->count);
     return true;
 }
 

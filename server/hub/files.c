@@ -38,7 +38,7 @@ static const char *const small_files[] = {
 struct hub_file *hub_file_add(struct hub_files *f, const char *path)
 {
     char *own = strdup(path);
-    if (!own || !LIST_ROOM(f->list, f->count, f->cap, 64)) {
+    if (!own || !LIST_RESERVE(f->list, f->cap, f->count + 1)) {
         free(own);
         return NULL;
     }

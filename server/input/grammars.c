@@ -262,7 +262,7 @@ enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant,
     if (grammar_bytes(grammar) > g->memory.most) return ST_TOO_LARGE;
     if (atomic_load(&g->memory.used) > g->memory.most) return ST_AGAIN;
     uv_mutex_lock(&g->lock);
-    if (!LIST_ROOM(g->kept, g->count, g->cap, 64)) st = ST_NOMEM;
+    if (!LIST_RESERVE(g->kept, g->cap, g->count + 1)) st = ST_NOMEM;
     struct kept *same = kept_at(g, new.key); /* compiled twice concurrently */
     if (!st && !same) {
         grammar_ref(grammar);

@@ -1,7 +1,8 @@
 /* Objects and arrays of JSON schemas. Property keywords of several schemas apply together: SK_ALL has the
  * additional ones (merge.c), and each name and pattern is checked against all. */
+#include "config/base/id_table.h"
+#include "config/base/list.h"
 #include "server/grammar/json/schema.h"
-#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -98,7 +99,7 @@ static void list_implied(struct object *o)
             json_array_foreach(v, k, one)
             {
                 if (!json_is_string(one)) continue;
-                if (!ARRAY_RESERVE(o->implies, o->implies_cap, o->implies_count + 1))
+                if (!LIST_RESERVE(o->implies, o->implies_cap, o->implies_count + 1))
                     return (void)schema_nomem(o->m);
                 o->implies[o->implies_count][0] = number_of(o, key);
                 o->implies[o->implies_count++][1] = number_of(o, json_string_value(one));
@@ -226,7 +227,7 @@ static void add_members(struct object *o, rx names, uint32_t name, json_t *schem
         for (uint32_t i = 0; i < o->wants; i++)
             if (gives >> i & 1) json_array_append(all, o->wanted_schema[i]);
         json_t *v = schema_together(m, all);
-        if (!ARRAY_RESERVE(o->members, o->cap, o->count + 1)) return (void)schema_nomem(o->m);
+        if (!LIST_RESERVE(o->members, o->cap, o->count + 1)) return (void)schema_nomem(o->m);
         gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0)
                                    : GB_SEQ(m->b, text, schema_sign(m, ":"), schema_compile(m, v, at));
         o->members[o->count++] = (struct gb_member){what, name, gives};
