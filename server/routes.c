@@ -1,79 +1,83 @@
 /* Which function serves which path, and every check that needs the headers only: origin, key, path, method,
  * state of the server, queue, content type, size, in this order. Framing was checked before (http_parser.c).
  * Event loop's thread. */
-#include "config/base/file.h"
 #include "server/context/limits.h"
 #include "server/http/origin.h"
 #include "server/http/request.h"
+#include "server/auth.h"
 #include "server/routes.h"
 #include "server/api/api.h"
 
-#include <errno.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
+/* What most rows need. */
+enum {
+    OPEN = 0,
+    KEYED = ROUTE_AUTH,
+    READS = KEYED | ROUTE_READY,   /* the model */
+    WORKS = READS | ROUTE_JSON,    /* on a body, with the model */
+    COMPUTES = WORKS | ROUTE_QUEUE /* in the engine */
+};
+#define SAME(path) path, path
+#define M_READ     (M_GET | M_HEAD)
+
 /* Those under /v1 are also there without it. */
 static const struct route routes[] = {
-    {"/v1/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
-    {"/v1/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", M_POST, true, true, true,
-     false, api_chat_tokens_start},
-    {"/v1/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
-    {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
-    {"/v1/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
-     api_count_tokens_start},
-    {"/v1/responses", "/v1/responses", M_GET | M_POST, true, true, true, false, api_responses_start},
-    {"/v1/responses/compact", "/v1/responses/compact", M_POST, true, true, true, false, api_compact_start},
-    {"/v1/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
-     api_input_tokens_start},
-    {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
+    {SAME("/v1/chat/completions"), M_POST, COMPUTES, api_chat_start},
+    {SAME("/v1/completions"), M_POST, COMPUTES, api_completions_start},
+    {SAME("/v1/messages"), M_POST, COMPUTES, api_messages_start},
+    {SAME("/v1/messages/count_tokens"), M_POST, WORKS, api_count_tokens_start},
+    {SAME("/v1/responses"), M_GET | M_POST, COMPUTES, api_responses_start},
+    {SAME("/v1/responses/compact"), M_POST, COMPUTES, api_compact_start},
+    {SAME("/v1/responses/input_tokens"), M_POST, WORKS, api_input_tokens_start},
+    {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, KEYED | ROUTE_PREFIX,
      api_response_start},
-    {"/v1/embeddings", "/v1/embeddings", M_POST, true, true, true, false, api_embeddings_start},
-    {"/pooling", "/pooling", M_POST, true, true, true, false, api_pooling_start},
-    {"/v1/classify", "/classify", M_POST, true, true, true, false, api_classify_start},
-    {"/v1/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
-    {"/v2/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
-    {"/v1/score", "/v1/score", M_POST, true, true, true, false, api_score_start},
-    {"/v1/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
-    {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
-    {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
-    {"/v1/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
-    {"/v1/tokenizer_info", "/tokenizer_info", M_GET | M_HEAD, true, true, false, false,
-     api_tokenizer_info_start},
-    {"/apply-template", "/apply-template", M_POST, true, true, true, false, api_apply_template_start},
-    {"/props", "/props", M_GET | M_HEAD, true, true, false, false, api_props_start},
-    {"/api/chat", "/api/chat", M_POST, true, true, true, false, api_ollama_chat_start},
-    {"/api/generate", "/api/generate", M_POST, true, true, true, false, api_ollama_generate_start},
-    {"/api/embed", "/api/embed", M_POST, true, true, true, false, api_ollama_embed_start},
-    {"/api/embeddings", "/api/embeddings", M_POST, true, true, true, false, api_ollama_embeddings_start},
-    {"/api/show", "/api/show", M_POST, true, true, true, false, api_ollama_show_start},
-    {"/api/tags", "/api/tags", M_GET | M_HEAD, true, true, false, false, api_ollama_tags_start},
-    {"/api/ps", "/api/ps", M_GET | M_HEAD, true, true, false, false, api_ollama_ps_start},
-    {"/api/version", NULL, M_GET | M_HEAD, false, false, false, false, api_ollama_version_start},
-    {"/get_model_info", "/model_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
-    {"/model_info", "/model_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
-    {"/get_server_info", "/server_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
-    {"/server_info", "/server_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
-    {"/health", NULL, M_GET | M_HEAD, false, false, false, false, api_health_start},
-    {"/ping", NULL, M_GET | M_HEAD | M_POST, false, false, false, false, api_health_start},
-    {"/ready", NULL, M_GET | M_HEAD, false, false, false, false, api_ready_start},
-    {"/readyz", NULL, M_GET | M_HEAD, false, false, false, false, api_ready_start},
-    {"/health/ready", NULL, M_GET | M_HEAD, false, false, false, false, api_ready_start},
-    {"/live", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
-    {"/livez", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
-    {"/health/live", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
-    {"/version", NULL, M_GET | M_HEAD, false, false, false, false, api_version_start},
-    {"/load", NULL, M_GET | M_HEAD, false, false, false, false, api_load_start},
-    {"/openapi.json", NULL, M_GET | M_HEAD, false, false, false, false, api_openapi_start},
-    {"/metrics", NULL, M_GET | M_HEAD, false, false, false, false, api_metrics_start},
-    {"/cache_tree", NULL, M_GET | M_HEAD | M_POST, true, true, true, false, api_cache_tree_start},
-    {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false, api_drop_start},
-    {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_drop_start},
-    {"/reset_encoder_cache", "/reset_encoder_cache", M_POST, true, false, false, false, api_drop_start},
-    {"/flush_cache", "/flush_cache", M_GET | M_POST, true, false, false, false, api_drop_start},
-    {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
-    {"/page/", NULL, M_GET | M_HEAD, false, false, false, true, api_page_start},
+    {SAME("/v1/embeddings"), M_POST, COMPUTES, api_embeddings_start},
+    {SAME("/pooling"), M_POST, COMPUTES, api_pooling_start},
+    {"/v1/classify", "/classify", M_POST, COMPUTES, api_classify_start},
+    {SAME("/v1/rerank"), M_POST, COMPUTES, api_rerank_start},
+    {"/v2/rerank", "/v1/rerank", M_POST, COMPUTES, api_rerank_start},
+    {SAME("/v1/score"), M_POST, COMPUTES, api_score_start},
+    {SAME("/v1/models"), M_READ, KEYED, api_models_start},
+    {"/v1/models/", "/v1/models/{id}", M_READ, KEYED | ROUTE_PREFIX, api_model_start},
+    {"/v1/tokenize", "/tokenize", M_POST, WORKS, api_tokenize_start},
+    {"/v1/detokenize", "/detokenize", M_POST, WORKS, api_detokenize_start},
+    {"/v1/tokenizer_info", "/tokenizer_info", M_READ, READS, api_tokenizer_info_start},
+    {SAME("/apply-template"), M_POST, WORKS, api_apply_template_start},
+    {SAME("/props"), M_READ, READS, api_props_start},
+    {SAME("/api/chat"), M_POST, COMPUTES, api_ollama_chat_start},
+    {SAME("/api/generate"), M_POST, COMPUTES, api_ollama_generate_start},
+    {SAME("/api/embed"), M_POST, COMPUTES, api_ollama_embed_start},
+    {SAME("/api/embeddings"), M_POST, COMPUTES, api_ollama_embeddings_start},
+    {SAME("/api/show"), M_POST, WORKS, api_ollama_show_start},
+    {SAME("/api/tags"), M_READ, READS, api_ollama_tags_start},
+    {SAME("/api/ps"), M_READ, READS, api_ollama_ps_start},
+    {"/api/version", NULL, M_READ, OPEN, api_ollama_version_start},
+    {"/get_model_info", "/model_info", M_READ, KEYED, api_server_info_start},
+    {SAME("/model_info"), M_READ, KEYED, api_server_info_start},
+    {"/get_server_info", "/server_info", M_READ, KEYED, api_server_info_start},
+    {SAME("/server_info"), M_READ, KEYED, api_server_info_start},
+    {"/health", NULL, M_READ, OPEN, api_health_start},
+    {"/ping", NULL, M_READ | M_POST, OPEN, api_health_start},
+    {"/ready", NULL, M_READ, OPEN, api_ready_start},
+    {"/readyz", NULL, M_READ, OPEN, api_ready_start},
+    {"/health/ready", NULL, M_READ, OPEN, api_ready_start},
+    {"/live", NULL, M_READ, OPEN, api_live_start},
+    {"/livez", NULL, M_READ, OPEN, api_live_start},
+    {"/health/live", NULL, M_READ, OPEN, api_live_start},
+    {"/version", NULL, M_READ, OPEN, api_version_start},
+    {"/load", NULL, M_READ, OPEN, api_load_start},
+    {"/openapi.json", NULL, M_READ, OPEN, api_openapi_start},
+    {"/metrics", NULL, M_READ, OPEN, api_metrics_start},
+    {"/cache_tree", NULL, M_READ | M_POST, WORKS, api_cache_tree_start},
+    {SAME("/reset_prefix_cache"), M_POST, KEYED, api_drop_start},
+    {SAME("/reset_mm_cache"), M_POST, KEYED, api_drop_start},
+    {SAME("/reset_encoder_cache"), M_POST, KEYED, api_drop_start},
+    {SAME("/flush_cache"), M_GET | M_POST, KEYED, api_drop_start},
+    {SAME("/"), M_READ, OPEN, api_root_start},
+    {"/page/", NULL, M_READ, ROUTE_PREFIX, api_page_start},
 };
 static void preflight_start(struct request *r)
 {
@@ -88,123 +92,10 @@ static const struct route *route_find(const char *path, size_t len)
         bool bare = strncmp(r->path, "/v1/", 4) == 0 && strncmp(path, "/v1/", 4) != 0;
         const char *at = r->path + (bare ? 3 : 0);
         size_t n = strlen(at);
-        if ((r->prefix ? len > n : len == n) && memcmp(path, at, n) == 0) return r;
+        if ((r->needs & ROUTE_PREFIX ? len > n : len == n) && memcmp(path, at, n) == 0) return r;
     }
     return NULL;
 }
-
-/* ---- keys ---- */
-
-struct auth_key {
-    unsigned char digest[crypto_hash_sha256_BYTES];
-    bool may_precede;
-};
-
-struct auth {
-    size_t count;
-    struct auth_key *keys;
-};
-
-/* A line "KEY" or "KEY priority", without line end. */
-static bool key_line(const char *line, size_t n, struct auth_key *key)
-{
-    static const char mark[] = "priority";
-    size_t end = strcspn(line, " \t"), at = end + strspn(line + end, " \t");
-    if (end > n) end = n;
-    key->may_precede = end < n;
-    crypto_hash_sha256(key->digest, (const unsigned char *)line, (unsigned long long)end);
-    return end && (end == n || (n - at == sizeof mark - 1 && memcmp(line + at, mark, sizeof mark - 1) == 0));
-}
-
-static enum status key_add(struct auth *a, const char *line, size_t n, const char *from, size_t number,
-                           struct err *err)
-{
-    struct auth_key *grown = realloc(a->keys, (a->count + 1) * sizeof *a->keys);
-    if (!grown) return err_nomem(err, from);
-    a->keys = grown;
-    if (key_line(line, n, &a->keys[a->count++])) return ST_OK;
-    return err_set(err, ST_INVALID,
-                   "%s, line %zu: after a key there may be a space and the word \"priority\", nothing else",
-                   from, number);
-}
-
-static enum status keys_read(struct auth *a, const char *file, unsigned pipe_ms, struct err *err)
-{
-    char *text = NULL, from[300];
-    size_t len = 0, number = 0, had = a->count;
-    snprintf(from, sizeof from, "--api-key-file %.250s", file);
-    enum status st = file_text_piped(file, FILE_FLAG_MAX, pipe_ms, &text, &len, err);
-    if (st) return err_prefix(err, ST_INVALID, "--api-key-file");
-    for (char *at = text, *line; !st && (line = file_line(&at, text + len));) {
-        size_t n = (size_t)(at - line);
-        number++;
-        while (n && (!line[n - 1] || strchr("\n\r \t", line[n - 1]))) n--;
-        if (n && line[0] != '#') st = key_add(a, line, n, from, number, err);
-    }
-    if (!st && a->count == had) st = err_set(err, ST_INVALID, "%s: holds no key", from);
-    sodium_memzero(text, len);
-    free(text);
-    return st;
-}
-
-enum status auth_load(const struct options *o, unsigned pipe_ms, struct auth **out, struct err *err)
-{
-    *out = NULL;
-    if (!o->api_key && !o->api_key_file) return ST_OK;
-    struct auth *a = calloc(1, sizeof *a);
-    if (!a) return err_nomem(err, "API keys");
-    enum status st = o->api_key ? key_add(a, o->api_key, strlen(o->api_key), "--api-key", 1, err) : ST_OK;
-    if (!st && o->api_key_file) st = keys_read(a, o->api_key_file, pipe_ms, err);
-    if (st) auth_free(a);
-    else *out = a;
-    return st;
-}
-
-void auth_free(struct auth *a)
-{
-    if (!a) return;
-    free(a->keys);
-    free(a);
-}
-
-static bool key_ok(struct request *r, const struct auth *a, const char *key)
-{
-    unsigned char digest[crypto_hash_sha256_BYTES];
-    crypto_hash_sha256(digest, (const unsigned char *)key, strlen(key));
-    size_t found = a->count; /* compares every key, for constant time */
-    for (size_t i = 0; i < a->count; i++)
-        if (sodium_memcmp(digest, a->keys[i].digest, sizeof digest) == 0) found = i;
-    if (found == a->count) return false;
-    memcpy(r->http.key, digest, sizeof r->http.key);
-    r->http.has_key = true;
-    r->http.one_key = a->count == 1;
-    r->http.may_precede = a->keys[found].may_precede;
-    uint64_t holder;
-    memcpy(&holder, digest, sizeof holder);
-    if (a->count > 1) request_holder(r, holder);
-    return true;
-}
-
-static bool authorised(struct request *r)
-{
-    const struct auth *a = r->srv->auth;
-    r->http.may_precede = !a;
-    if (!a) return true;
-    const char *v = http_message_header(&r->http, "Authorization");
-    if (v && strncasecmp(v, "Bearer ", 7) == 0) {
-        v += 7;
-        while (*v == ' ') v++;
-        if (key_ok(r, a, v)) return true;
-    }
-    static const char *const others[] = {"x-api-key", "api-key"};
-    for (size_t i = 0; i < 2; i++) {
-        v = http_message_header(&r->http, others[i]);
-        if (v && key_ok(r, a, v)) return true;
-    }
-    return false;
-}
-
-/* ---- headers ---- */
 
 static bool path_under(const char *path, const char *top)
 {
@@ -239,18 +130,12 @@ static bool ready_ok(struct request *r)
 static bool queue_ok(struct request *r)
 {
     struct server *s = r->srv;
-    if (r->route->start != api_chat_start && r->route->start != api_completions_start &&
-        r->route->start != api_messages_start && r->route->start != api_responses_start &&
-        r->route->start != api_compact_start && r->route->start != api_ollama_chat_start &&
-        r->route->start != api_ollama_generate_start)
-        return true;
     struct sched_stats st;
     if (server_queue_admits(s, r->response.share)) return true;
     share_refused(r->response.share, SHARE_QUEUE);
     sched_stats(s->ctx.model->sched, &st);
     (void)api_fail_status(&r->response.error, ST_AGAIN, NULL, NULL);
-    /* An estimate of the wait: queued sequences take as long as finished ones.
-     */
+    /* An estimate of the wait: queued sequences take as long as finished ones. */
     uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];
     uint64_t wait_us = done ? st.step_us_total / done * st.waiting / (st.running ? st.running : 1) : 1000000u;
     uint64_t seconds = wait_us / 1000000u + 1;
@@ -352,7 +237,7 @@ bool routes_admit(struct request *r)
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* With a wrong key, clients can't learn which paths exist. */
-    if ((!route || route->auth) && !authorised(r)) {
+    if ((!route || route->needs & ROUTE_AUTH) && !auth_admit(r)) {
         (void)api_fail(&r->response.error, 401, "invalid_api_key", NULL,
                        "Incorrect or missing API key: send `Authorization: Bearer KEY`.");
         return false;
@@ -370,7 +255,8 @@ bool routes_admit(struct request *r)
         request_wrong_method(r, allow_text(route->methods));
         return false;
     }
-    if (route->require_ready && (!ready_ok(r) || !queue_ok(r))) return false;
-    if (route->json && r->http.method == M_POST && !type_ok(r)) return false;
+    if (route->needs & ROUTE_READY && !ready_ok(r)) return false;
+    if (route->needs & ROUTE_QUEUE && !queue_ok(r)) return false;
+    if (route->needs & ROUTE_JSON && r->http.method == M_POST && !type_ok(r)) return false;
     return size_ok(r);
 }

@@ -20,6 +20,7 @@
 #include "server/http/workers.h"
 #include "server/media/image_hash_cache.h"
 #include "server/model_load.h"
+#include "server/auth.h"
 #include "server/routes.h"
 
 #include <errno.h>

@@ -497,7 +497,7 @@ bool conn_admitted(struct request *r)
         share_add(n->share, SHARE_CONNECTIONS, 1);
         share_add(n->share, SHARE_BODIES, n->ws_bytes);
     }
-    if (!r->route->auth || l->srv->conn_count - l->closing - l->over <= l->conn_max ||
+    if (!(r->route->needs & ROUTE_AUTH) || l->srv->conn_count - l->closing - l->over <= l->conn_max ||
         share_held(n->share, SHARE_CONNECTIONS) <= l->conn_max / 2)
         return true;
     share_refused(n->share, SHARE_CONNECTIONS);

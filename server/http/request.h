@@ -31,15 +31,21 @@ struct request_tokens {
     uint64_t first_us; /* when the first token came; 0 = none */
 };
 
+/* What a route needs, all of it known from the headers. */
+enum route_needs {
+    ROUTE_AUTH = 1,   /* a key when keys are configured */
+    ROUTE_READY = 2,  /* the model: 503 before and after */
+    ROUTE_QUEUE = 4,  /* a place in the queue: 429, before anything is done for the body */
+    ROUTE_JSON = 8,   /* a JSON body, if it is a POST */
+    ROUTE_PREFIX = 16 /* a longer path: "/v1/models/{id}" */
+};
+
 /* The handler of a path; the table is in server/routes.c. */
 struct route {
     const char *path;
     const char *label;                /* for metrics; NULL = not counted */
     unsigned methods;                 /* of enum method, without OPTIONS */
-    bool auth;                        /* needs a key when keys are configured */
-    bool require_ready;               /* 503 unless the model is ready */
-    bool json;                        /* has a JSON body */
-    bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
+    unsigned needs;                   /* of enum route_needs */
     void (*start)(struct request *r); /* one of api/api.h */
 };
 

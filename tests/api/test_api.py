@@ -860,6 +860,13 @@ def test_queue():
             is_error("queue full", (status, head, data), 429, "rate_limit_exceeded", None)
             retry = head.get("retry-after", "")
             check.true("Retry-After", retry.isdigit() and 1 <= int(retry) <= 30, retry)
+        for path in (CHAT, TEXT, "/v1/messages", "/v1/responses", "/v1/responses/compact", "/v1/embeddings",
+                     "/pooling", "/v1/classify", "/classify", "/v1/rerank", "/v2/rerank", "/v1/score",
+                     "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"):
+            status, head, _ = s.request("POST", path, "not JSON")
+            check.equal(f"{path}: before its body is read", (status, "retry-after" in head), (429, True))
+        check.equal("no place is needed", s.request("POST", "/tokenize", {"prompt": "x"})[0], 200)
+        check.equal("and the body is read there", s.request("POST", "/tokenize", "not JSON")[0], 400)
         holder.close()
         for t in threads:
             t.join()
