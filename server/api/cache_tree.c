@@ -2,7 +2,7 @@
  * messages its tokens come from. The engine thread takes the snapshot between two steps; the request is
  * suspended until then. */
 #include "server/input/cache_info.h"
-#include "server/generate/generate.h"
+#include "server/dialect/dialect.h"
 #include "server/json/writer.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
@@ -105,8 +105,9 @@ static void chat_job(struct request *r)
     struct generation *g = r->gen;
     enum status st = ST_OK;
     if (!g->fetched) {
-        st = request_body_parse(r, &g->root) || request_model_check(r, g->root) ? ST_INVALID
-                                                                                : tokenize_read(g, g->root);
+        st = request_body_parse(r, &g->root) || request_model_check(r, g->root)
+                 ? ST_INVALID
+                 : g->dialect->read(g, g->root);
         if (!st && g->remote) return;
     }
     g->q.return_cache_info = true;
@@ -122,6 +123,6 @@ static void chat_done(struct request *r)
 
 void api_cache_tree_start(struct request *r)
 {
-    if (r->http.method == M_POST) gen_start(r, GEN_CHAT, NULL, chat_job, chat_done);
+    if (r->http.method == M_POST) gen_start(r, &dialect_chat_tokens, chat_job, chat_done);
     else snapshot_ask(r);
 }

@@ -20,10 +20,8 @@ static enum status generate_read(struct request *r)
 {
     struct generation *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
-    if ((!g->dialect || g->dialect->delta) && gen_generates(g)) return ST_INVALID;
-    if (g->dialect) return g->dialect->read(g, g->root);
-    if (gen_parse(g, g->root)) return ST_INVALID;
-    return g->q.kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root);
+    if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
+    return g->dialect->read(g, g->root);
 }
 
 static void generate_job(struct request *r)
@@ -40,29 +38,29 @@ static void generate_job(struct request *r)
     gen_read_end(g);
 }
 
-#define START(name, kind, dialect)                                                                           \
+#define START(name)                                                                                          \
     void api_##name##_start(struct request *r)                                                               \
     {                                                                                                        \
-        gen_start(r, kind, dialect, generate_job, generate_done);                                            \
+        gen_start(r, &dialect_##name, generate_job, generate_done);                                          \
     }
-START(chat, GEN_CHAT, NULL)
-START(messages, GEN_CHAT, &dialect_messages)
-START(completions, GEN_COMPLETION, NULL)
-START(compact, GEN_CHAT, &dialect_compact)
-START(ollama_chat, GEN_CHAT, &dialect_ollama_chat)
-START(ollama_generate, GEN_CHAT, &dialect_ollama_generate)
-START(ollama_embed, GEN_COMPLETION, &dialect_ollama_embed)
-START(ollama_embeddings, GEN_COMPLETION, &dialect_ollama_embeddings)
-START(embeddings, GEN_COMPLETION, &dialect_embeddings)
-START(pooling, GEN_COMPLETION, &dialect_pooling)
-START(classify, GEN_COMPLETION, &dialect_classify)
-START(rerank, GEN_COMPLETION, &dialect_rerank)
-START(score, GEN_COMPLETION, &dialect_score)
+START(chat)
+START(messages)
+START(completions)
+START(compact)
+START(ollama_chat)
+START(ollama_generate)
+START(ollama_embed)
+START(ollama_embeddings)
+START(embeddings)
+START(pooling)
+START(classify)
+START(rerank)
+START(score)
 
 /* GET opens a WebSocket, whose messages come as POST. */
 void api_responses_start(struct request *r)
 {
-    if (r->http.method == M_POST) gen_start(r, GEN_CHAT, &dialect_responses, generate_job, generate_done);
+    if (r->http.method == M_POST) gen_start(r, &dialect_responses, generate_job, generate_done);
     else if (conn_upgrade(r)) request_fail(r);
     else request_respond(r, 101);
 }

@@ -4,7 +4,7 @@
 #include "server/api/api.h"
 #include "server/chat/template.h"
 #include "server/embed/pooling.h"
-#include "server/generate/generate.h"
+#include "server/dialect/dialect.h"
 #include "server/json/fields.h"
 
 #include <stdio.h>
@@ -155,5 +155,5 @@ static void show_job(struct request *r)
 
 void api_ollama_show_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, NULL, show_job, request_finish);
+    gen_start(r, &dialect_ollama_chat, show_job, request_finish);
 }

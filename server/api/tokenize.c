@@ -82,7 +82,7 @@ static void tokenize(struct request *r)
     json_t *prompt = field(g->root, "prompt");
     if (!prompt) prompt = field(g->root, "content");
     if (field(g->root, "messages")) {
-        if (!g->fetched && (tokenize_read(g, g->root) || g->remote)) return;
+        if (!g->fetched && (g->dialect->read(g, g->root) || g->remote)) return;
         if (!tokenize_chat(g)) {
             const struct prompt *p = &g->prompts[0].prompt;
             tokens_write(r, g->root, p->tokens, p->token_count, p);
@@ -142,14 +142,12 @@ static void detokenize(struct request *r)
 static void count_tokens(struct request *r)
 {
     struct generation *g = r->gen;
-    if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
-                        (g->dialect ? g->dialect->read : tokenize_read)(g, g->root)))
+    if (!g->fetched &&
+        (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root)))
         return;
     if ((g->remote && !g->fetched) || tokenize_chat(g)) return;
     struct json_writer o = {.buf = &r->response.out};
-    jw_text(&o, g->dialect == &dialect_count_tokens
-                    ? "{\"input_tokens\":"
-                    : "{\"object\":\"response.input_tokens\",\"input_tokens\":");
+    jw_text(&o, g->dialect->counted);
     jw_uint(&o, g->prompts[0].prompt.token_count);
     jw_text(&o, "}");
     if (o.st) (void)api_nomem(&r->response.error);
@@ -159,7 +157,7 @@ static void apply_template(struct request *r)
 {
     struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || tokenize_read(g, g->root))
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root))
         return;
     gen_remote_end(g); /* no image is needed */
     jw_text(&o, "{\"prompt\":");
@@ -184,11 +182,11 @@ static void read_end(struct generation *g)
     }                                                                                                        \
     void api_##endpoint##_start(struct request *r)                                                           \
     {                                                                                                        \
-        gen_start(r, GEN_CHAT, dialect, endpoint##_job, request_finish);                                     \
+        gen_start(r, dialect, endpoint##_job, request_finish);                                               \
     }
-START(tokenize, NULL, tokenize)
-START(apply_template, NULL, apply_template)
-START(detokenize, NULL, detokenize)
+START(tokenize, &dialect_chat_tokens, tokenize)
+START(apply_template, &dialect_chat_tokens, apply_template)
+START(detokenize, &dialect_chat_tokens, detokenize)
 START(count_tokens, &dialect_count_tokens, count_tokens)
-START(chat_tokens, NULL, count_tokens)
+START(chat_tokens, &dialect_chat_tokens, count_tokens)
 START(input_tokens, &dialect_input_tokens, count_tokens)

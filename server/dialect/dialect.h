@@ -9,6 +9,11 @@
 
 #include "server/generate/generate.h"
 
+/* OpenAI's POST /v1/chat/completions and /v1/completions. */
+extern const struct dialect dialect_chat;
+extern const struct dialect dialect_completions;
+/* The prompt of a chat: of /tokenize, /apply-template, /v1/chat/completions/input_tokens. */
+extern const struct dialect dialect_chat_tokens;
 /* Anthropic's POST /v1/messages. */
 extern const struct dialect dialect_messages;
 /* POST /v1/messages/count_tokens: reads only. */

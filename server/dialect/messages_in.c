@@ -160,4 +160,5 @@ const struct dialect dialect_messages = {.read = read_whole,
                                          .head = messages_head,
                                          .delta = messages_delta,
                                          .tail = messages_tail};
-const struct dialect dialect_count_tokens = {.read = read_count, .source = "messages"};
+const struct dialect dialect_count_tokens = {
+    .read = read_count, .source = "messages", .counted = "{\"input_tokens\":"};

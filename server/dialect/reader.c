@@ -86,5 +86,5 @@ enum status reader_resolve(struct reader *r, unsigned api)
 {
     r->g->q.max_tokens_fit = true;
     if (r->counting) return ST_OK;
-    return gen_resolve(r->g, r->from, api) || gen_tools_resolve(r->g) ? ST_INVALID : ST_OK;
+    return gen_resolve(r->g, r->from, api) || gen_tools_resolve(r->g, &names_mcp) ? ST_INVALID : ST_OK;
 }

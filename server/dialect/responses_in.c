@@ -507,4 +507,8 @@ const struct dialect dialect_responses = {.read = read_whole,
                                           .end = end};
 const struct dialect dialect_compact = {
     .read = read_compact, .source = "input", .response = response_compact, .end = end};
-const struct dialect dialect_input_tokens = {.read = read_count, .source = "input", .end = end};
+const struct dialect dialect_input_tokens = {.read = read_count,
+                                             .source = "input",
+                                             .counted =
+                                                 "{\"object\":\"response.input_tokens\",\"input_tokens\":",
+                                             .end = end};

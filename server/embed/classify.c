@@ -50,4 +50,4 @@ static void response(struct json_writer *o, struct choice *first)
 }
 
 const struct dialect dialect_classify = {
-    .read = read_body, .source = "input", .response = response, .on_worker = true};
+    .kind = GEN_VECTORS, .read = read_body, .source = "input", .response = response};

@@ -315,9 +315,13 @@ static void pooling_response(struct json_writer *o, struct choice *first)
 }
 
 const struct dialect dialect_embeddings = {
-    .read = read_body, .source = "input", .response = response, .on_worker = true};
+    .kind = GEN_VECTORS, .read = read_body, .source = "input", .response = response};
 const struct dialect dialect_pooling = {
-    .read = read_body, .source = "input", .response = pooling_response, .on_worker = true};
+    .kind = GEN_VECTORS,
+    .read = read_body,
+    .source = "input",
+    .response = pooling_response,
+};
 
 /* ---- Ollama's ---- */
 
@@ -350,6 +354,10 @@ static void prompt_response(struct json_writer *o, struct choice *first)
 }
 
 const struct dialect dialect_ollama_embed = {
-    .read = read_body, .source = "input", .response = embed_response, .on_worker = true};
+    .kind = GEN_VECTORS, .read = read_body, .source = "input", .response = embed_response};
 const struct dialect dialect_ollama_embeddings = {
-    .read = read_prompt, .source = "input", .response = prompt_response, .on_worker = true};
+    .kind = GEN_VECTORS,
+    .read = read_prompt,
+    .source = "input",
+    .response = prompt_response,
+};

@@ -362,6 +362,6 @@ static void state_end(struct generation *g)
 }
 
 const struct dialect dialect_rerank = {
-    .read = read_rerank, .source = "documents", .response = respond, .on_worker = true, .end = state_end};
+    .kind = GEN_VECTORS, .read = read_rerank, .source = "documents", .response = respond, .end = state_end};
 const struct dialect dialect_score = {
-    .read = read_score, .source = "text_2", .response = respond, .on_worker = true, .end = state_end};
+    .kind = GEN_VECTORS, .read = read_score, .source = "text_2", .response = respond, .end = state_end};

@@ -64,8 +64,8 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
     (void)api_fail(&r->response.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
-        const struct dialect *d = r->gen ? r->gen->dialect : NULL;
-        (d && d->stream_error ? d->stream_error : stream_error)(r);
+        const struct dialect *d = r->gen->dialect;
+        (d->stream_error ? d->stream_error : stream_error)(r);
         r->stream.end = true;
         request_stream_more(r);
     } else if (!conn_respond_early(r)) {

@@ -13,6 +13,30 @@
 #include "server/http/metrics.h"
 #include "server/input/input.h"
 
+struct choice;
+struct delta;
+/* An API: how its requests are read, and how its responses are written. */
+struct dialect {
+    enum gen_kind kind;
+    const char *source; /* the field with the prompt, for errors */
+    /* Worker: the body -> g->q, except the prompt; or a whole response in
+     * r->response.out. r->response.error on failure. May turn a chat into a completion. */
+    enum status (*read)(struct generation *g, json_t *root);
+    const char *counted; /* the object that only counts a prompt's tokens, up to their number */
+    /* The whole response. Loop, or a worker: nothing else changes g meanwhile. */
+    void (*response)(struct json_writer *o, struct choice *c);
+    /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
+     * at the end; r->response.error, NULL: as its shape says. */
+    void (*head)(struct generation *g);
+    void (*delta)(struct choice *c, const struct delta *delta);
+    void (*tail)(struct choice *c);
+    void (*stream_error)(struct request *r);
+    /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
+     */
+    void (*token)(struct choice *c);
+    void (*end)(struct generation *g);
+};
+
 /* What a stream has sent so far; for generate/write.c. */
 struct choice_shown {
     bool dirty;   /* some tokens are not sent yet */
@@ -58,10 +82,10 @@ struct choice {
 /* frees all that it owns, when none of its sequences is alive */
 void gen_free(struct generation *g);
 /* Loop thread: attaches a gen to r and passes it to the pool like request_work, or responds that memory is
- * out. dialect: NULL = OpenAI's. If the job leaves URLs in gen->remote, it is called again when the files are
+ * out. If the job leaves URLs in gen->remote, it is called again when the files are
  * fetched, with gen->fetched set, and continues. */
-void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
-               void (*job)(struct request *r), void (*done)(struct request *r));
+void gen_start(struct request *r, const struct dialect *dialect, void (*job)(struct request *r),
+               void (*done)(struct request *r));
 
 /* generate/compile.c (loop): compiles g->compile on a worker, then calls done. Few at a time, so that workers
  * remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;

@@ -54,7 +54,7 @@ static void gen_tokens(const struct generation *g, struct request_tokens *out)
 void gen_free(struct generation *g)
 {
     g->r->srv->load--;
-    if (g->dialect && g->dialect->end) g->dialect->end(g);
+    if (g->dialect->end) g->dialect->end(g);
     gen_shed(g);
     gen_read_free(g);
     buf_fini(&g->written);
@@ -123,8 +123,8 @@ static void job_ended(struct request *r)
     fetch_start(g->remote, r->response.share, r);
 }
 
-void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
-               void (*job)(struct request *r), void (*done)(struct request *r))
+void gen_start(struct request *r, const struct dialect *dialect, void (*job)(struct request *r),
+               void (*done)(struct request *r))
 {
     struct generation *g = calloc(1, sizeof *g);
     if (!g) {
@@ -135,9 +135,8 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
     *g = (struct generation){.r = r,
                              .ctx = &r->srv->ctx,
                              .e = &r->response.error,
-                             .q.kind = kind,
                              .dialect = dialect,
-                             .q.n = 1,
+                             .q = {.kind = dialect->kind, .source = dialect->source},
                              .done = done};
     gen_defaults(g);
     r->gen = g;
@@ -299,7 +298,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gene
         gen_abort_status(r, ST_NOMEM, NULL);
         return;
     }
-    if (g->dialect && g->dialect->token) g->dialect->token(c);
+    if (g->dialect->token) g->dialect->token(c);
     account_choice(c);
     touch(g, touched);
     if (c->finish != FIN_NONE) sched_cancel(r->srv->ctx.model->sched, c->seq);
@@ -522,7 +521,7 @@ static bool output_create(struct choice *c)
 {
     const struct generation *g = c->gen;
     bool parsed = g->q.kind == GEN_CHAT && (g->rules.calls || g->rules.reasoning != REASONING_NONE);
-    if (g->dialect ? g->q.kind == GEN_COMPLETION && !g->dialect->delta : !parsed) return true;
+    if (g->q.kind == GEN_VECTORS || (!g->dialect->response && !parsed)) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
@@ -562,8 +561,8 @@ static bool choices_create(struct generation *g)
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->q.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, g->q.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
-        logprobs_init(&c->logprobs, tok, g->q.kind == GEN_COMPLETION && !g->dialect, g->q.tokens_as_ids,
-                      g->q.logprobs_top);
+        logprobs_init(&c->logprobs, tok, g->q.kind == GEN_COMPLETION && !g->dialect->response,
+                      g->q.tokens_as_ids, g->q.logprobs_top);
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->q.skip_special);
@@ -603,7 +602,7 @@ static enum status submit(struct choice *c, struct err *err)
         .priority = r->http.may_precede ? g->q.priority : 0,
         .rank = r->http.may_precede ? 0 : g->q.priority,
         .tenant = g->caller.tenant,
-        .progress = g->q.progress && g->q.stream && !g->dialect && c->index % g->q.n == 0,
+        .progress = g->q.progress && g->q.stream && !g->dialect->response && c->index % g->q.n == 0,
         .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
         .deadline_us =
             s->ctx.opt->request_timeout ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u : 0,

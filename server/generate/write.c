@@ -282,7 +282,7 @@ static void write_job(struct request *r)
 {
     struct generation *g = r->gen;
     struct json_writer o = {.buf = &g->written};
-    if (g->dialect) g->dialect->response(&o, &g->choices[0]);
+    if (g->dialect->response) g->dialect->response(&o, &g->choices[0]);
     else response(&o, g);
     if (o.st) buf_fini(&g->written);
 }
@@ -301,7 +301,7 @@ static void write_done(struct request *r)
 /* The event loop writes short responses itself; long ones would make other clients wait. */
 static bool takes_worker(const struct generation *g)
 {
-    return g->dialect ? g->dialect->on_worker : g->r->response.bytes > 65536;
+    return g->q.kind == GEN_VECTORS || (!g->dialect->response && g->r->response.bytes > 65536);
 }
 
 void gen_write_response(struct generation *g)
@@ -541,7 +541,7 @@ static void tail_chunks(struct generation *g)
 static void news(struct choice *c)
 {
     struct generation *g = c->gen;
-    if (!g->dialect) {
+    if (!g->dialect->response) {
         head_chunks(g);
         delta_chunk(c, false);
         return;
@@ -589,7 +589,7 @@ void gen_stream_write(struct generation *g)
 {
     struct request *r = g->r;
     bool merged = r->srv->ctx.opt->stream_finish == STREAM_FINISH_MERGED;
-    if (g->dialect) {
+    if (g->dialect->response) {
         dialect_write(g);
         return;
     }

@@ -47,7 +47,7 @@ enum status gen_nomem(struct generation *g)
 
 const char *gen_source(const struct generation *g)
 {
-    return g->dialect ? g->dialect->source : g->q.kind == GEN_CHAT ? "messages" : "prompt";
+    return g->q.source;
 }
 
 enum status gen_tokens_check(struct generation *g, uint64_t tokens)

@@ -12,7 +12,7 @@
 
 #include <jansson.h>
 
-enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION };
+enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION, GEN_VECTORS }; /* embeddings, scores: no text is made */
 
 /* The response format (input/format.c). */
 enum response_format_kind {
@@ -65,11 +65,13 @@ struct request_memory {
 struct inference_request {
     struct request_memory memory;
     enum gen_kind kind;
+    const char *source; /* static: the field with the prompt, for errors */
     /* what is prompted with; owned, until the prompts are made */
-    struct chat_messages messages;         /* also for a prompt that is a list of parts */
-    const struct template *tmpl;           /* NULL: the model's */
-    bool control_parse;                    /* control tokens count in the client's text, too */
-    uint32_t messages_each;                /* so many of them are a prompt; 0: all of them are one */
+    struct chat_messages messages; /* also for a prompt that is a list of parts */
+    const struct template *tmpl;   /* NULL: the model's */
+    bool control_parse;            /* control tokens count in the client's text, too */
+    json_t *suffix;         /* completions: the text after the output, or NULL; borrowed from the body */
+    uint32_t messages_each; /* so many of them are a prompt; 0: all of them are one */
     json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
                                               an object; or NULL */
     /* what is wanted */

@@ -6,8 +6,7 @@
  *   prompt.c or chat.c, chat_images.c              the prompts; cache_info.c: where their tokens come from
  *   constraint.c, call_grammar.c                   the grammar of the output; grammars.c: those compiled
  *
- * server/generate/ runs it. Other dialects than OpenAI's are read and written by server/dialect/: struct
- * dialect.
+ * server/generate/ runs it; server/dialect/ reads and writes what the APIs have of their own.
  *
  * To add a request parameter: a row of fields.def, with a member of struct inference_request. */
 #ifndef KVASIR_INPUT_H
@@ -44,30 +43,8 @@ struct caller {
 };
 
 struct generation;
+struct dialect; /* generate/generate.h */
 struct choice;
-struct delta;
-/* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
- * chat; choice->out is always set. */
-struct dialect {
-    /* Worker: the body -> g->q, except the prompt; or a whole response in
-     * r->response.out. r->response.error on failure. May turn a chat into a completion. */
-    enum status (*read)(struct generation *g, json_t *root);
-    const char *source; /* the field with the messages, for errors */
-    /* The whole response. Loop; a worker with on_worker, for long ones: nothing else changes g meanwhile. */
-    void (*response)(struct json_writer *o, struct choice *c);
-    bool on_worker;
-    /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
-     * at the end; r->response.error, NULL: as its shape says. */
-    void (*head)(struct generation *g);
-    void (*delta)(struct choice *c, const struct delta *delta);
-    void (*tail)(struct choice *c);
-    void (*stream_error)(struct request *r);
-    /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
-     */
-    void (*token)(struct choice *c);
-    void (*end)(struct generation *g);
-};
-
 /* One prompt of the request (completions may have many). */
 struct gen_prompt {
     struct prompt prompt;        /* owned; borrowed by its sequences until their EV_END */
@@ -113,7 +90,7 @@ struct generation {
     struct caller caller;
     struct output_rules rules;
     uint64_t max_tokens_cut;           /* what the context does not hold of them */
-    const struct dialect *dialect;     /* NULL: OpenAI's */
+    const struct dialect *dialect;
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
     struct buf written;                /* the whole response, until it is r's */
@@ -180,10 +157,7 @@ enum status request_model_unknown(struct request *r, const char *name); /* 404 *
 
 /* Fails if the model generates no text. */
 enum status gen_generates(struct generation *g);
-/* input/resolve.c (worker): a chat or a completion, except messages and prompt: the fields, then what holds
- * between them, then tools and reasoning. r->response.error on failure. */
-enum status gen_parse(struct generation *g, json_t *root);
-/* Its parts, for other dialects. What a request has before any field is read: */
+/* input/resolve.c (worker; r->response.error on failure). What a request has before any field is read: */
 void gen_defaults(struct generation *g);
 /* The fields of the table (input/fields.h), and whose the request is. */
 enum status gen_fields(struct generation *g, json_t *root, unsigned read, unsigned known);
@@ -226,8 +200,15 @@ enum status gen_parse_tools(struct generation *g, json_t *root);
 enum status gen_choose(struct generation *g, json_t *word);
 /* nested: the tools are {"function": {"name"}}, else {"name"}. */
 enum status gen_choose_among(struct generation *g, json_t *mode, json_t *list, bool nested);
-/* Checks them, and decides whether the output is parsed for calls. */
-enum status gen_tools_resolve(struct generation *g);
+struct name_rule {
+    const char *pattern;
+    size_t max;
+    bool dot;
+};
+extern const struct name_rule names_openai; /* OpenAI's in its chat completions */
+extern const struct name_rule names_mcp;    /* MCP's, which the other dialects' clients pass on */
+/* Checks them, and decides whether the output is parsed for calls. names: of functions. */
+enum status gen_tools_resolve(struct generation *g, const struct name_rule *names);
 /* The fields of a chat for reasoning. */
 enum status gen_parse_reasoning(struct generation *g, json_t *root);
 enum status gen_effort_check(struct generation *g, json_t *v, const char *path);

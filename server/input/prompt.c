@@ -193,11 +193,11 @@ static enum status infill_check(struct generation *g, json_t *suffix, json_t *pr
         texts = texts && json_is_string(json_array_get(prompt, i));
     if (!texts)
         return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
+    g->q.suffix = suffix;
     return infill_ends(g);
 }
 
-static enum status text_prompt(struct generation *g, json_t *s, json_t *suffix, const char *path,
-                               struct gen_prompt *p)
+static enum status text_prompt(struct generation *g, json_t *s, const char *path, struct gen_prompt *p)
 {
     const struct tokenizer *tok = g->ctx->model->tok;
     struct tok_run run = {
@@ -205,9 +205,9 @@ static enum status text_prompt(struct generation *g, json_t *s, json_t *suffix, 
     struct tok_run all[] = {{.text = infill_marks[0], .len = strlen(infill_marks[0])},
                             run,
                             {.text = infill_marks[1], .len = strlen(infill_marks[1])},
-                            {.text = json_string_value(suffix), .len = json_string_length(suffix)},
+                            {.text = json_string_value(g->q.suffix), .len = json_string_length(g->q.suffix)},
                             {.text = infill_marks[2], .len = strlen(infill_marks[2])}};
-    bool infill = json_string_length(suffix) > 0;
+    bool infill = g->q.suffix != NULL;
     struct tok_ids ids = {0};
     struct err err = {0};
     enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->q.add_special_tokens,
@@ -266,10 +266,9 @@ static enum status ids_prompt(struct generation *g, json_t *list, const char *pa
     return ST_OK;
 }
 
-static enum status one_prompt(struct generation *g, json_t *v, json_t *suffix, const char *path,
-                              struct gen_prompt *p)
+static enum status one_prompt(struct generation *g, json_t *v, const char *path, struct gen_prompt *p)
 {
-    enum status st = json_is_string(v)  ? text_prompt(g, v, suffix, path, p)
+    enum status st = json_is_string(v)  ? text_prompt(g, v, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
                                         : api_fail(g->e, 400, "invalid_type", path,
                                                    "A prompt must be a string or an array of token ids.");
@@ -297,7 +296,7 @@ enum status gen_read_completion(struct generation *g, json_t *root)
 enum status gen_prompt_completion(struct generation *g, json_t *root)
 {
     const char *name = gen_source(g);
-    json_t *v = field(root, name), *suffix = g->dialect && !g->dialect->delta ? NULL : field(root, "suffix");
+    json_t *v = field(root, name);
     if (g->q.messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
@@ -307,7 +306,7 @@ enum status gen_prompt_completion(struct generation *g, json_t *root)
         char path[40];
         if (i && gen_job_over(g)) return ST_AGAIN;
         snprintf(path, sizeof path, many ? "%s[%zu]" : "%s", name, i);
-        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path, &g->prompts[i]);
+        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, path, &g->prompts[i]);
         if (st) return st;
     }
     return ST_OK;

@@ -98,7 +98,6 @@ static enum status suppress(struct generation *g)
 void gen_defaults(struct generation *g)
 {
     struct sampling_defaults d = sampling_defaults(g->ctx);
-    bool text = g->q.kind == GEN_COMPLETION;
     g->q.n = 1;
     g->q.sampling = (struct sampling_params){.temperature = (float)d.temperature,
                                              .top_p = (float)d.top_p,
@@ -109,7 +108,7 @@ void gen_defaults(struct generation *g)
                                              .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     g->q.include_usage = g->ctx->opt->always_include_usage;
     g->q.skip_special = g->q.parallel_calls = g->q.add_generation_prompt = true;
-    g->q.add_special_tokens = text;
+    g->q.add_special_tokens = g->q.kind != GEN_CHAT;
 }
 
 enum status gen_fields(struct generation *g, json_t *root, unsigned read, unsigned known)
@@ -161,14 +160,4 @@ enum status gen_resolve(struct generation *g, json_t *root, unsigned api)
     if (suppress(g) || gen_parse_format(g, root, api)) return ST_INVALID;
     if (g->q.stop_count && stop_set_create(g->q.stops, g->q.stop_count, &g->stops)) return gen_nomem(g);
     return ST_OK;
-}
-
-enum status gen_parse(struct generation *g, json_t *root)
-{
-    bool chat = g->q.kind == GEN_CHAT;
-    unsigned api = chat ? API_CHAT : API_TEXT;
-    if (gen_fields(g, root, api, api) || gen_resolve(g, root, api)) return ST_INVALID;
-    return chat && (gen_parse_tools(g, root) || gen_tools_resolve(g) || gen_parse_reasoning(g, root))
-               ? ST_INVALID
-               : ST_OK;
 }

@@ -12,12 +12,14 @@
 
 /* ---- tools ---- */
 
-/* OpenAI's limits in its chat completions; those of MCP, which the other dialects' clients pass on. */
-static bool name_ok(const struct generation *g, const char *s)
+const struct name_rule names_openai = {"[A-Za-z0-9_-]{1,64}", 64, false};
+const struct name_rule names_mcp = {"[A-Za-z0-9_.-]{1,128}", 128, true};
+
+static bool name_ok(const struct name_rule *names, const char *s)
 {
     static const char chars[] = ".ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
     size_t n = strlen(s);
-    return n >= 1 && n <= (g->dialect ? 128 : 64) && strspn(s, chars + !g->dialect) == n;
+    return n >= 1 && n <= names->max && strspn(s, chars + !names->dot) == n;
 }
 
 /* By the "type" of a schema. */
@@ -28,7 +30,8 @@ static bool may_be_object(const json_t *type)
     return !type || json_is(type, "object");
 }
 
-static enum status function_check(struct generation *g, json_t *f, const char *path)
+static enum status function_check(struct generation *g, const struct name_rule *names, json_t *f,
+                                  const char *path)
 {
     json_t *name = field(f, "name"), *parameters = field(f, "parameters"),
            *description = field(f, "description"), *strict = field(f, "strict");
@@ -37,10 +40,9 @@ static enum status function_check(struct generation *g, json_t *f, const char *p
                         "A tool needs a function with a name.");
     if (!json_is_string(name))
         return api_fail(g->e, 400, "invalid_type", path, "A function's name must be a string.");
-    if (!name_ok(g, json_string_value(name)))
+    if (!name_ok(names, json_string_value(name)))
         return api_fail(g->e, 400, "invalid_value", path, "The function name '%.80s' does not match %s.",
-                        json_string_value(name),
-                        g->dialect ? "[A-Za-z0-9_.-]{1,128}" : "[A-Za-z0-9_-]{1,64}");
+                        json_string_value(name), names->pattern);
     if (parameters && (!json_is_object(parameters) || json_big_int(parameters))) {
         return api_fail(g->e, 400, "invalid_type", path,
                         "A function's parameters must be an object: a JSON schema.");
@@ -60,7 +62,7 @@ static json_t *tool_name(json_t *tools, size_t i)
     return field(field(json_array_get(tools, i), "function"), "name");
 }
 
-static enum status tools_check(struct generation *g, json_t *tools)
+static enum status tools_check(struct generation *g, const struct name_rule *names, json_t *tools)
 {
     char path[64];
     for (size_t i = 0; i < json_array_size(tools); i++) {
@@ -74,7 +76,7 @@ static enum status tools_check(struct generation *g, json_t *tools)
             return api_fail(g->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
                             json_string_value(type));
         }
-        if (function_check(g, field(t, "function"), path)) return ST_INVALID;
+        if (function_check(g, names, field(t, "function"), path)) return ST_INVALID;
         for (size_t k = 0; k < i; k++) {
             if (!json_equal(tool_name(tools, k), tool_name(tools, i))) continue;
             return api_fail(g->e, 400, "invalid_value", path, "The function name '%.64s' is used twice.",
@@ -174,7 +176,7 @@ static enum status choice_check(struct generation *g)
     return ST_OK;
 }
 
-enum status gen_tools_resolve(struct generation *g)
+enum status gen_tools_resolve(struct generation *g, const struct name_rule *names)
 {
     const struct model *m = g->ctx->model;
     json_t *tools = g->q.tools;
@@ -182,7 +184,7 @@ enum status gen_tools_resolve(struct generation *g)
         return api_fail(g->e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(g->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (tools_check(g, tools) || choice_check(g)) return ST_INVALID;
+    if (tools_check(g, names, tools) || choice_check(g)) return ST_INVALID;
     /* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing
      * is parsed. */
     if (!json_array_size(tools) || g->q.tool_choice.none) return ST_OK;

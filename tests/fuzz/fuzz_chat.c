@@ -1,7 +1,7 @@
 /* A request's body as the chat and the completion endpoint read it: JSON, fields, messages, data: URIs with
  * images, the chat template, the tokenizer, up to the prompt. No server runs. */
 #include "config/options.h"
-#include "server/generate/generate.h"
+#include "server/dialect/dialect.h"
 #include "server/media/image_hash_cache.h"
 #include "tests/lib/tokens.h"
 
@@ -37,7 +37,7 @@ static bool set_up(void)
     return server->ctx.image_hashes;
 }
 
-static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
+static void ask(const struct dialect *dialect, const uint8_t *data, size_t size)
 {
     struct request *r = calloc(1, sizeof *r);
     struct generation *g = calloc(1, sizeof *g);
@@ -45,13 +45,16 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     *r = (struct request){.srv = server, .gen = g};
     r->response.share = share_take(&server->shares, 0);
     buf_init(&r->response.out, SIZE_MAX / 4);
-    *g = (struct generation){.r = r, .ctx = &r->srv->ctx, .e = &r->response.error, .q.kind = kind, .q.n = 1};
+    *g = (struct generation){.r = r,
+                             .ctx = &r->srv->ctx,
+                             .e = &r->response.error,
+                             .dialect = dialect,
+                             .q = {.kind = dialect->kind, .source = dialect->source}};
     gen_defaults(g);
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
-        !request_model_check(r, g->root) && !gen_parse(g, g->root) &&
-        !(kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root)))
-        (void)(kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root));
+        !request_model_check(r, g->root) && !dialect->read(g, g->root))
+        (void)(dialect->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root));
     gen_read_end(g);
     buf_fini(&r->http.body);
     gen_free(g);
@@ -63,7 +66,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!server && !set_up()) abort();
-    ask(GEN_CHAT, data, size);
-    ask(GEN_COMPLETION, data, size);
+    ask(&dialect_chat, data, size);
+    ask(&dialect_completions, data, size);
     return 0;
 }

@@ -1,0 +1,25 @@
+/* OpenAI's chat completions and completions: their bodies -> a request. Worker thread. */
+#include "server/dialect/dialect.h"
+#include "server/input/fields.h"
+
+static enum status read_chat(struct generation *g, json_t *root)
+{
+    if (gen_fields(g, root, API_CHAT, API_CHAT) || gen_resolve(g, root, API_CHAT) ||
+        gen_parse_tools(g, root) || gen_tools_resolve(g, &names_openai) || gen_parse_reasoning(g, root))
+        return ST_INVALID;
+    return gen_read_chat(g, root);
+}
+
+static enum status read_completion(struct generation *g, json_t *root)
+{
+    if (gen_fields(g, root, API_TEXT, API_TEXT) || gen_resolve(g, root, API_TEXT)) return ST_INVALID;
+    return gen_read_completion(g, root);
+}
+
+const struct dialect dialect_chat = {.kind = GEN_CHAT, .source = "messages", .read = read_chat};
+const struct dialect dialect_completions = {
+    .kind = GEN_COMPLETION, .source = "prompt", .read = read_completion};
+const struct dialect dialect_chat_tokens = {.source = "messages",
+                                            .read = tokenize_read,
+                                            .counted =
+                                                "{\"object\":\"response.input_tokens\",\"input_tokens\":"};
