@@ -40,10 +40,7 @@ const char *chat_role_shown(enum chat_role role)
 
 static void drop_parts(struct chat_message *m)
 {
-    for (; m->part_count; m->part_count--) {
-        json_decref(m->parts[m->part_count - 1].text);
-        json_decref(m->parts[m->part_count - 1].more);
-    }
+    for (; m->part_count; m->part_count--) json_decref(m->parts[m->part_count - 1].more);
 }
 
 void chat_message_drop(struct chat_messages *m)
@@ -51,7 +48,7 @@ void chat_message_drop(struct chat_messages *m)
     struct chat_message *last = &m->list[--m->count];
     drop_parts(last);
     free(last->parts);
-    json_decref(last->reasoning);
+    buf_fini(&last->reasoning);
     json_decref(last->calls);
     json_decref(last->more);
 }
@@ -59,9 +56,9 @@ void chat_message_drop(struct chat_messages *m)
 void chat_messages_free(struct chat_messages *m)
 {
     while (m->count) chat_message_drop(m);
-    for (size_t i = 0; i < m->image_count; i++) json_decref(m->images[i].source);
     free(m->list);
     free(m->images);
+    arena_free(&m->arena);
     *m = (struct chat_messages){0};
 }
 
@@ -121,6 +118,7 @@ enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct 
     if (!LIST_RESERVE(m->list, m->cap, m->count + 1)) return chat_no_memory(r);
     *out = &m->list[m->count++];
     **out = (struct chat_message){.role = role, .at = r->at};
+    buf_init(&(*out)->reasoning, SIZE_MAX / 4);
     return ST_OK;
 }
 
@@ -131,25 +129,30 @@ static struct chat_message *last_message(const struct chat_reader *r)
 
 static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
 {
-    if (!LIST_RESERVE(m->parts, m->part_cap, m->part_count + 1)) {
-        json_decref(part.text);
-        return chat_no_memory(r);
-    }
+    if (!LIST_RESERVE(m->parts, m->part_cap, m->part_count + 1)) return chat_no_memory(r);
     m->parts[m->part_count++] = part;
     return ST_OK;
 }
 
-enum status chat_text_add(struct chat_reader *r, json_t *text, uint32_t number)
+enum status chat_text_add(struct chat_reader *r, const json_t *text, uint32_t number)
 {
-    return text ? part_add(r, last_message(r), (struct chat_part){.text = text, .number = number})
-                : chat_no_memory(r);
+    struct chat_part part = {.number = number};
+    if (arena_text(&r->out->arena, text, &part.text)) return chat_no_memory(r);
+    return part_add(r, last_message(r), part);
 }
 
-enum status chat_reasoning_add(struct chat_reader *r, json_t *text)
+enum status chat_copy_add(struct chat_reader *r, struct text text, uint32_t number)
+{
+    struct chat_part part = {.number = number};
+    if (arena_copy(&r->out->arena, text.data, text.len, &part.text)) return chat_no_memory(r);
+    return part_add(r, last_message(r), part);
+}
+
+enum status chat_reasoning_add(struct chat_reader *r, struct text text)
 {
     struct chat_message *m = last_message(r);
-    if (!m->reasoning) m->reasoning = json_array();
-    return !text || json_array_append_new(m->reasoning, text) ? chat_no_memory(r) : ST_OK;
+    m->reasons = true;
+    return buf_add(&m->reasoning, text.data, text.len) ? chat_no_memory(r) : ST_OK;
 }
 
 enum status chat_call_add(struct chat_reader *r, json_t *call)
@@ -159,53 +162,25 @@ enum status chat_call_add(struct chat_reader *r, json_t *call)
     return !call || json_array_append_new(m->calls, call) ? chat_no_memory(r) : ST_OK;
 }
 
-/* Concatenates strings; NULL: out of memory. next: the i-th string. */
-static json_t *joined(const void *of, size_t count, const json_t *(*next)(const void *of, size_t i),
-                      const char *between)
-{
-    struct buf all;
-    buf_init(&all, SIZE_MAX / 4);
-    enum status st = buf_reserve(&all, 1);
-    for (size_t i = 0; i < count && !st; i++) {
-        const json_t *text = next(of, i);
-        if (i) st = buf_add(&all, between, strlen(between));
-        if (!st) st = buf_add(&all, json_string_value(text), json_string_length(text));
-    }
-    json_t *v = st ? NULL : json_stringn_nocheck(all.data, all.len);
-    buf_fini(&all);
-    return v;
-}
-
-static const json_t *nth_part(const void *of, size_t i)
-{
-    return ((const struct chat_part *)of)[i].text;
-}
-
-static const json_t *nth_element(const void *of, size_t i)
-{
-    return json_array_get(of, i);
-}
-
-enum status chat_reasoning_end(struct chat_reader *r, struct chat_message *m)
-{
-    if (!m->reasoning || json_is_string(m->reasoning)) return ST_OK;
-    json_t *all = joined(m->reasoning, json_array_size(m->reasoning), nth_element, "");
-    json_decref(m->reasoning);
-    m->reasoning = all;
-    return all ? ST_OK : chat_no_memory(r);
-}
-
 enum status chat_one_text(struct chat_reader *r, struct chat_message *m, const char *between)
 {
-    size_t count = m->part_count;
+    size_t count = m->part_count, gap = strlen(between), len = 0;
     m->list = true;
-    for (size_t i = 0; i < count; i++)
-        if (!m->parts[i].text) return ST_OK;
+    for (size_t i = 0; i < count; i++) {
+        if (!m->parts[i].text.data) return ST_OK;
+        len += m->parts[i].text.len + (i ? gap : 0);
+    }
     m->list = false;
     if (count == 1) return ST_OK;
-    json_t *all = joined(m->parts, count, nth_part, between);
+    char *all = arena_alloc(&r->out->arena, len + 1, 1), *at = all;
+    if (!all) return chat_no_memory(r);
+    for (size_t i = 0; i < count; i++) {
+        const struct text *text = &m->parts[i].text;
+        if (i) at = mempcpy(at, between, gap);
+        at = mempcpy(at, text->data, text->len);
+    }
     drop_parts(m);
-    return all ? part_add(r, m, (struct chat_part){.text = all}) : chat_no_memory(r);
+    return part_add(r, m, (struct chat_part){.text = {all, len}});
 }
 
 /* One more reference to a value of the body (jansson's signature lacks the const; the value itself does not
@@ -279,11 +254,8 @@ static enum status add_image(struct chat_reader *r, const json_t *url, const jso
     struct image_ref *ref;
     enum status st = chat_image_add(r, at->number, false, at->path, where, &ref);
     if (st) return st;
-    ref->source = share(url);
-    ref->url = json_string_value(url);
-    ref->url_len = json_string_length(url);
     ref->detail = (enum image_detail)d;
-    return ST_OK;
+    return arena_text(&r->out->arena, url, &ref->url) ? chat_no_memory(r) : ST_OK;
 }
 
 /* Sizes in the part itself, as some client libraries write them. */
@@ -362,15 +334,14 @@ static enum status video_part(struct chat_reader *r, const json_t *part, const s
     enum status st = chat_image_add(r, at->number, true, at->path, where, &ref);
     if (st) return st;
     r->videos++;
-    ref->source = share(url);
     ref->fps = n;
-    if (frames) {
-        ref->frames = url;
-    } else {
-        ref->url = json_string_value(url);
-        ref->url_len = json_string_length(url);
-    }
-    return ST_OK;
+    ref->frame_count = frames;
+    if (frames && !(ref->frames = arena_alloc(&r->out->arena, frames, sizeof *ref->frames)))
+        return chat_no_memory(r);
+    for (size_t i = 0; i < (frames ? frames : 1) && !st; i++)
+        st = arena_text(&r->out->arena, frames ? json_array_get(url, i) : url,
+                        frames ? &ref->frames[i] : &ref->url);
+    return st ? chat_no_memory(r) : ST_OK;
 }
 
 /* ---- content parts ---- */
@@ -405,8 +376,7 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     const char *name, *field = "";
     json_t *text, *type = json_object_get(part, "type");
     if (chat_count(r, at->path, 1)) return ST_INVALID;
-    if (json_is_string(part))
-        return chat_text_add(r, share(part), at->number); /* some clients send bare strings */
+    if (json_is_string(part)) return chat_text_add(r, part, at->number); /* some clients send bare strings */
     if (!json_is_object(part))
         return chat_fault(r, "invalid_type", at->path, "A content part must be an object.");
     name = type                                 ? json_string_value(type)
@@ -439,9 +409,10 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     if (strcmp(field, "reasoning") == 0 && !json_object_get(part, field)) field = "thinking";
     enum status st = chat_string(r, part, at->path, field, &text);
     if (st) return st;
-    if (kind == PART_REASONING && !thinking) return chat_reasoning_add(r, share(text));
-    return part_add(r, last_message(r),
-                    (struct chat_part){.text = share(text), .thinking = thinking, .number = at->number});
+    if (kind == PART_REASONING && !thinking) return chat_reasoning_add(r, json_text(text));
+    st = chat_text_add(r, text, at->number);
+    if (!st) last_message(r)->parts[last_message(r)->part_count - 1].thinking = thinking;
+    return st;
 }
 
 /* Keys that only a template knows, such as source_lang_code. */
@@ -466,10 +437,10 @@ static enum status add_more(struct chat_reader *r, json_t *from, struct chat_par
 enum status chat_content_read(struct chat_reader *r, const json_t *content, const char *name)
 {
     enum chat_role role = last_message(r)->role;
-    if (json_is_string(content)) return chat_text_add(r, share(content), 0);
+    if (json_is_string(content)) return chat_text_add(r, content, 0);
     if (!content || json_is_null(content)) {
         if (role == CHAT_ASSISTANT || role == CHAT_FUNCTION || (content && role == CHAT_TOOL))
-            return chat_text_add(r, json_string(""), 0);
+            return chat_copy_add(r, TEXT_OF(""), 0);
         if (!content) return chat_fault(r, "missing_required_parameter", name, "The message has no content.");
         return chat_fault(r, "invalid_type", name,
                           "The content of this message must be a string or an array of parts, not null.");
@@ -590,15 +561,13 @@ static enum status assistant_extras(struct chat_reader *r, const json_t *from)
     if (!st) st = parse_function_call(r, json_object_get(from, "function_call"));
     if (st) return st;
     struct chat_message *m = last_message(r);
-    if (json_is_string(refusal) && !m->list && !json_string_length(m->parts[0].text)) {
-        json_decref(m->parts[0].text);
-        m->parts[0].text = share(refusal);
-    }
+    if (json_is_string(refusal) && !m->list && !m->parts[0].text.len &&
+        arena_text(&r->out->arena, refusal, &m->parts[0].text))
+        return chat_no_memory(r);
     if (!json_is_string(reasoning)) reasoning = json_object_get(from, "reasoning_content");
-    if (!json_is_string(reasoning)) return chat_reasoning_end(r, m);
-    json_decref(m->reasoning);
-    m->reasoning = share(reasoning);
-    return ST_OK;
+    if (!json_is_string(reasoning)) return ST_OK;
+    m->reasoning.len = 0;
+    return chat_reasoning_add(r, json_text(reasoning));
 }
 
 bool chat_field_known(const char *name)
@@ -627,6 +596,7 @@ static enum status parse_message(struct chat_reader *r, const json_t *from)
     st = chat_message_add(r, role, &m);
     if (st) return st;
     m->more = share(from);
+    m->plain = json_is_string(json_object_get(from, "content"));
     st = chat_content_read(r, json_object_get(from, "content"), ".content");
     return !st && role == CHAT_ASSISTANT ? assistant_extras(r, from) : st;
 }

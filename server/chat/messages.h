@@ -4,7 +4,9 @@
 #ifndef KVASIR_CHAT_MESSAGES_H
 #define KVASIR_CHAT_MESSAGES_H
 
+#include "config/base/buf.h"
 #include "config/base/status.h"
+#include "server/json/arena.h"
 #include "server/json/errors.h"
 
 #include <jansson.h>
@@ -26,10 +28,9 @@ void chat_place_name(const struct chat_place *at, const char *suffix, char *out,
 
 /* One image or video part. */
 struct image_ref {
-    json_t *source;  /* owned: what the next three point into */
-    const char *url; /* NULL: frames */
-    size_t url_len;
-    const json_t *frames; /* a video as a list of images: array of URL strings, not empty; else NULL */
+    struct text url;     /* data NULL: frames */
+    struct text *frames; /* [frame_count] a video as a list of images: their URLs; else NULL */
+    size_t frame_count;
     bool video;
     double fps; /* of a video, from the part; 0 = not given */
     enum image_detail detail;
@@ -53,7 +54,7 @@ bool chat_role_find(const json_t *name, enum chat_role *out);
 const char *chat_role_shown(enum chat_role role); /* as templates see it: function becomes tool */
 
 struct chat_part {
-    json_t *text;         /* owned; NULL: an image or a video */
+    struct text text;     /* data NULL: an image or a video */
     bool video, thinking; /* thinking: the text is reasoning */
     uint32_t number;      /* index in the content as sent */
     json_t *more;         /* owned: the part's strings that only the template knows; or NULL */
@@ -65,7 +66,9 @@ struct chat_message {
     bool list; /* the content is the list of parts; else the text of the only part */
     struct chat_part *parts;
     size_t part_count, part_cap;
-    json_t *reasoning; /* a string (while being read, a list of them), or NULL */
+    struct buf reasoning; /* with `reasons` */
+    bool reasons;
+    bool plain;    /* the content was sent as a string */
     json_t *calls; /* [{"id", "type", "function": {"name", "arguments"}}], or NULL: arguments are objects if
                       they parse, unless the template expects text */
     json_t *more;  /* an object with further fields for the template, except nulls and those in
@@ -74,6 +77,7 @@ struct chat_message {
 bool chat_field_known(const char *name);
 
 struct chat_messages {
+    struct arena arena;        /* of texts */
     struct chat_message *list; /* owned */
     size_t count, cap;
     struct image_ref *images; /* owned; images and videos in order of appearance over all messages */
@@ -120,15 +124,17 @@ enum status chat_count(struct chat_reader *r, const char *path, size_t n);
 enum status chat_no_memory(struct chat_reader *r);
 /* Adds the next message, at r->at. *out is valid until the next call. */
 enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out);
-/* Each takes ownership of what it adds (NULL: out of memory) to the last message. */
-enum status chat_text_add(struct chat_reader *r, json_t *text, uint32_t number);
-enum status chat_reasoning_add(struct chat_reader *r, json_t *text);
+/* Add to the last message: a string of the body, or a copy of a text. */
+enum status chat_text_add(struct chat_reader *r, const json_t *text, uint32_t number);
+enum status chat_copy_add(struct chat_reader *r, struct text text, uint32_t number);
+enum status chat_reasoning_add(struct chat_reader *r, struct text text);
+/* Takes ownership; NULL: out of memory. */
 enum status chat_call_add(struct chat_reader *r, json_t *call);
 /* Builds {"id", "type", "function": {"name", "arguments"}} from the body's values; arguments: text or an
  * object. */
 json_t *chat_call_new(const struct chat_reader *r, json_t *id, json_t *name, json_t *arguments);
-/* suffix: path of the part; url: after it, path of the URL. The caller sets the source of *out, which is
- * valid until the next call. */
+/* suffix: path of the part; url: after it, path of the URL. The caller sets the URL of *out, which is valid
+ * until the next call. */
 enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, const char *suffix,
                            const char *url, struct image_ref **out);
 /* Content in the format of Chat Completions and Responses; name: ".content". */
@@ -136,6 +142,5 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
 /* The current message is complete: without images, its parts are joined into one string with the separator
  * `between`. */
 enum status chat_one_text(struct chat_reader *r, struct chat_message *m, const char *between);
-enum status chat_reasoning_end(struct chat_reader *r, struct chat_message *m);
 
 #endif

@@ -49,12 +49,11 @@ static uint32_t field_from(struct builder *b, enum jinja_origin origin, const ch
 }
 
 /* A string, followed by the tag if it is the one to be continued. */
-static struct jinja_value text_value(struct builder *b, const json_t *text, uint32_t origin, bool tagged)
+static struct jinja_value text_value(struct builder *b, struct text text, uint32_t origin, bool tagged)
 {
-    struct jinja_value v = input(b, text, origin);
+    struct jinja_value v = jinja_string(b->c, text.data, text.len, origin);
     if (!tagged) return v;
-    *b->final_text =
-        (struct template_final){.text = json_string_value(text), .len = json_string_length(text)};
+    *b->final_text = (struct template_final){.text = text.data, .len = text.len};
     return jinja_join2(b->c, v, jinja_string(b->c, b->tag, strlen(b->tag), JINJA_ASSISTANT));
 }
 
@@ -76,20 +75,20 @@ static enum status content_string(struct builder *b, const struct chat_message *
     struct jinja_value v = jinja_string(b->c, "", 0, JINJA_TEMPLATE);
     for (size_t k = 0; k < m->part_count * (sorted ? 2 : 1); k++) {
         size_t i = k % m->part_count, len;
-        const json_t *text = m->parts[i].text;
+        struct text text = m->parts[i].text;
         const char *place = m->parts[i].video ? b->rq->video_placeholder : b->rq->image_placeholder, *kept;
         uint32_t from = content_from(b, origin, (int32_t)i);
-        if (sorted && !text != (k < m->part_count)) continue;
+        if (sorted && !text.data != (k < m->part_count)) continue;
         if (i && !rule) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
-        if (!text && !place)
+        if (!text.data && !place)
             return err_set(b->err, ST_INVALID, "this chat template has no place for %s",
                            m->parts[i].video ? "videos" : "images");
-        if (text && rule && rule->trim && i != tagged) {
-            len = json_string_length(text);
-            kept = jinja_trim(json_string_value(text), &len, 3);
+        if (text.data && rule && rule->trim && i != tagged) {
+            len = text.len;
+            kept = jinja_trim(text.data, &len, 3);
             v = jinja_join2(b->c, v, jinja_string(b->c, kept, len, from));
         } else {
-            v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, place));
+            v = jinja_join2(b->c, v, text.data ? text_value(b, text, from, i == tagged) : literal(b, place));
         }
     }
     *out = v;
@@ -101,22 +100,22 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
 {
     struct jinja_value list = jinja_list(b->c, content_from(b, origin, -1));
     for (size_t i = 0; i < m->part_count; i++) {
-        const json_t *text = m->parts[i].text;
+        struct text text = m->parts[i].text;
         uint32_t from = content_from(b, origin, m->list ? (int32_t)i : -1);
         struct jinja_value d = jinja_dict(b->c, from),
-                           v = text ? text_value(b, text, from, i == tagged) : jinja_none();
-        if (lead && b->have_lead && !text) {
+                           v = text.data ? text_value(b, text, from, i == tagged) : jinja_none();
+        if (lead && b->have_lead && !text.data) {
             struct jinja_value first = jinja_dict(b->c, from);
             jinja_dict_set(b->c, first, "type", 4, literal(b, "text"));
             jinja_dict_set(b->c, first, "text", 4, with_lead(b, literal(b, "")));
             jinja_list_add(b->c, list, first);
         }
         const char *type = m->parts[i].thinking ? "thinking"
-                           : text               ? "text"
+                           : text.data          ? "text"
                            : m->parts[i].video  ? "video"
                                                 : "image";
         jinja_dict_set(b->c, d, "type", 4, literal(b, type));
-        if (text) jinja_dict_set(b->c, d, type, strlen(type), lead ? with_lead(b, v) : v);
+        if (text.data) jinja_dict_set(b->c, d, type, strlen(type), lead ? with_lead(b, v) : v);
         const char *key;
         json_t *more;
         json_object_foreach(m->parts[i].more, key, more)
@@ -130,7 +129,7 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
 static bool has(const struct chat_message *m, bool video)
 {
     for (size_t i = 0; i < m->part_count; i++)
-        if (!m->parts[i].text && m->parts[i].video == video) return true;
+        if (!m->parts[i].text.data && m->parts[i].video == video) return true;
     return false;
 }
 
@@ -145,7 +144,7 @@ static enum status content_value(struct builder *b, const struct chat_message *m
         return ST_OK;
     }
     for (size_t i = m->part_count; tagged && i > 0 && tagged_part == SIZE_MAX; i--)
-        if (m->parts[i - 1].text && !m->parts[i - 1].thinking) tagged_part = i - 1;
+        if (m->parts[i - 1].text.data && !m->parts[i - 1].thinking) tagged_part = i - 1;
     if (tagged && tagged_part == SIZE_MAX)
         return err_set(b->err, ST_INVALID, "the final message has no text to continue");
     bool lost = (!b->caps->images && has(m, false)) || (!b->caps->videos && has(m, true));
@@ -230,8 +229,10 @@ static enum status fold_result(struct builder *b, const struct chat_message *m)
 static void set_reasoning(struct builder *b, struct jinja_value d, const struct chat_message *m)
 {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
-    if (!m->reasoning) return;
-    struct jinja_value v = input(b, m->reasoning, field_from(b, JINJA_ASSISTANT, names[0]));
+    if (!m->reasons) return;
+    const struct buf *text = &m->reasoning;
+    struct jinja_value v =
+        jinja_string(b->c, text->data ? text->data : "", text->len, field_from(b, JINJA_ASSISTANT, names[0]));
     for (size_t i = 0; i < 3; i++) jinja_dict_set(b->c, d, names[i], strlen(names[i]), v);
 }
 
@@ -276,9 +277,8 @@ static enum status add_message(struct builder *b, const struct chat_message *m, 
             ? system_value(b, m, last, &content)
             : content_value(b, m, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, is == CHAT_USER, &content);
     if (st) return st;
-    if (m->calls && m->part_count == 1 && m->parts[0].text && !json_string_length(m->parts[0].text) &&
-        (json_is_string(json_object_get(m->more, "content")) ? b->caps->only_null_calls
-                                                             : b->caps->null_calls))
+    if (m->calls && m->part_count == 1 && m->parts[0].text.data && !m->parts[0].text.len &&
+        (m->plain ? b->caps->only_null_calls : b->caps->null_calls))
         content = jinja_none();
     jinja_dict_set(b->c, d, "content", 7, content);
     if (m->calls) jinja_dict_set(b->c, d, "tool_calls", 10, calls_value(b, m->calls));

@@ -20,24 +20,30 @@ struct at {
     uint32_t number;
 };
 
-/* A new string; NULL: out of memory. */
-static json_t *joined(const char *front, const json_t *back)
+/* `back` behind `front`, in the arena. */
+static enum status joined(struct intake *t, const char *front, const json_t *back, struct text *out)
 {
     size_t len = strlen(front), more = json_string_length(back);
-    char *text = malloc(len + more + 1);
-    if (!text) return NULL;
+    char *text = arena_alloc(&t->r.out->arena, len + more + 1, 1);
+    if (!text) return chat_no_memory(&t->r);
     memcpy(text, front, len);
     if (more) memcpy(text + len, json_string_value(back), more);
-    json_t *v = json_stringn_nocheck(text, len + more);
-    free(text);
-    return v;
+    *out = (struct text){text, len + more};
+    return ST_OK;
+}
+
+static enum status joined_add(struct intake *t, const char *front, const json_t *back, uint32_t number)
+{
+    struct text all;
+    enum status st = joined(t, front, back, &all);
+    return st ? st : chat_copy_add(&t->r, all, number);
 }
 
 static enum status text_add(struct intake *t, json_t *text, uint32_t number)
 {
     const char *front = t->front;
     t->front = "";
-    return chat_text_add(&t->r, *front ? joined(front, text) : json_incref(text), number);
+    return *front ? joined_add(t, front, text, number) : chat_text_add(&t->r, text, number);
 }
 
 static struct chat_message *last_message(const struct intake *t)
@@ -61,6 +67,7 @@ static enum status message_for(struct intake *t, enum chat_role role, bool first
 static enum status image_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *source = field(block, "source"), *type, *media, *data, *url;
+    struct text full;
     struct at in = *at;
     if (!source)
         return chat_fault_at(&t->r, "missing_required_parameter", at->path, ".source", "Field required.");
@@ -70,7 +77,7 @@ static enum status image_block(struct intake *t, json_t *block, const struct at 
     if (chat_string(&t->r, source, in.path, "type", &type)) return ST_INVALID;
     if (json_is(type, "url")) {
         if (chat_string(&t->r, source, in.path, "url", &url)) return ST_INVALID;
-        json_incref(url);
+        if (arena_text(&t->r.out->arena, url, &full)) return chat_no_memory(&t->r);
     } else if (json_is(type, "base64")) {
         if (chat_string(&t->r, source, in.path, "media_type", &media) ||
             chat_string(&t->r, source, in.path, "data", &data))
@@ -83,23 +90,16 @@ static enum status image_block(struct intake *t, json_t *block, const struct at 
                                  "'%.60s' is no type of an image.", name);
         char front[96];
         snprintf(front, sizeof front, "data:%s;base64,", name);
-        url = joined(front, data);
+        if (joined(t, front, data, &full)) return ST_NOMEM;
         json_object_del(source, "data");
     } else {
         return chat_fault_at(&t->r, "unsupported_value", in.path, ".type",
                              "Sources of type '%.60s' are not supported.", json_string_value(type));
     }
     struct image_ref *ref;
-    enum status st =
-        url ? chat_image_add(&t->r, at->number, false, at->path, ".source", &ref) : chat_no_memory(&t->r);
-    if (st) {
-        json_decref(url);
-        return st;
-    }
-    ref->source = url;
-    ref->url = json_string_value(url);
-    ref->url_len = json_string_length(url);
-    return ST_OK;
+    enum status st = chat_image_add(&t->r, at->number, false, at->path, ".source", &ref);
+    if (!st) ref->url = full;
+    return st;
 }
 
 static enum status text_block(struct intake *t, json_t *block, const struct at *at)
@@ -119,7 +119,7 @@ static enum status document_block(struct intake *t, json_t *block, const struct 
                              "Only documents of type 'text' are supported.");
     if (chat_string(&t->r, source, at->path, "data", &data)) return ST_INVALID;
     if (json_is_string(title)) snprintf(front, sizeof front, "%.280s\n", json_string_value(title));
-    return chat_text_add(&t->r, joined(front, data), at->number);
+    return joined_add(t, front, data, at->number);
 }
 
 /* A tool found by a tool search: it is one of the request's tools. */
@@ -127,7 +127,7 @@ static enum status reference_block(struct intake *t, json_t *block, const struct
 {
     json_t *name;
     if (chat_string(&t->r, block, at->path, "tool_name", &name)) return ST_INVALID;
-    return chat_text_add(&t->r, json_incref(name), at->number);
+    return chat_text_add(&t->r, name, at->number);
 }
 
 static enum status thinking_block(struct intake *t, json_t *block, const struct at *at)
@@ -135,7 +135,8 @@ static enum status thinking_block(struct intake *t, json_t *block, const struct 
     json_t *text;
     if (chat_string(&t->r, block, at->path, "thinking", &text)) return ST_INVALID;
     /* Without it, only the signature is present. */
-    return json_string_length(text) ? chat_reasoning_add(&t->r, json_incref(text)) : ST_OK;
+    struct text thoughts = json_text(text);
+    return thoughts.len ? chat_reasoning_add(&t->r, thoughts) : ST_OK;
 }
 
 static enum status tool_use_block(struct intake *t, json_t *block, const struct at *at)
@@ -267,8 +268,7 @@ static enum status contents_resolve(struct intake *t)
     for (size_t i = 0; i < m->count; i++) {
         struct chat_message *one = &m->list[i];
         one->list = one->part_count > 1 && one->role != CHAT_TOOL && one->role != CHAT_SYSTEM;
-        if (chat_reasoning_end(&t->r, one) || (!one->list && chat_one_text(&t->r, one, "\n")))
-            return ST_NOMEM;
+        if (!one->list && chat_one_text(&t->r, one, "\n")) return ST_NOMEM;
     }
     return ST_OK;
 }
@@ -283,9 +283,9 @@ static enum status prefill(struct intake *t, bool *go_on)
         return chat_fault(
             &t->r, "invalid_value", at.path,
             "Content blocks of type 'tool_use' must be followed by a message with their results.");
-    *go_on = last->list || json_string_length(last->parts[0].text);
+    *go_on = last->list || last->parts[0].text.len;
     if (*go_on) return ST_OK;
-    if (last->reasoning)
+    if (last->reasons)
         return chat_fault(&t->r, "invalid_value", at.path, "The last message has no text to continue.");
     chat_message_drop(t->r.out);
     return ST_OK;

@@ -118,7 +118,7 @@ static enum status user(struct reader *r)
     json_t *from, *id;
     if (reader_object(r, "metadata", &from) || reader_member(r, from, "metadata", "user_id", false, &id))
         return ST_INVALID;
-    if (id && request_text(&r->g->q, id, &r->g->q.user)) return gen_nomem(r->g);
+    if (id && arena_text(&r->g->q.arena, id, &r->g->q.user)) return gen_nomem(r->g);
     gen_caller(r->g);
     return ST_OK;
 }

@@ -29,12 +29,12 @@ static enum status image(struct intake *t, json_t *list, size_t i, const char *s
     if (!text) return chat_fault(&t->r, "invalid_type", path, "An image must be a string: a file in base64.");
     if (chat_image_add(&t->r, (uint32_t)i, false, path, "", &ref)) return ST_INVALID;
     /* Base64 has no colon: a URL. */
-    ref->source =
+    json_t *url =
         strchr(text, ':') ? json_incref(json_array_get(list, i)) : json_sprintf("data:;base64,%s", text);
-    if (!ref->source || json_array_set_new(list, i, json_null())) return chat_no_memory(&t->r);
-    ref->url = json_string_value(ref->source);
-    ref->url_len = json_string_length(ref->source);
-    return ST_OK;
+    bool ok =
+        url && !arena_text(&t->r.out->arena, url, &ref->url) && !json_array_set_new(list, i, json_null());
+    json_decref(url);
+    return ok ? ST_OK : chat_no_memory(&t->r);
 }
 
 /* Images come before the text, as in Ollama's templates. images: the path of the list. */
@@ -49,8 +49,8 @@ static enum status content(struct intake *t, struct chat_message *m, json_t *tex
                           "Must be a string; images are in the field images.");
     for (size_t i = 0; i < count; i++)
         if (image(t, list, i, images)) return ST_INVALID;
-    if ((!count || json_string_length(text)) &&
-        chat_text_add(&t->r, text ? json_incref(text) : json_string(""), (uint32_t)count))
+    if ((!count || json_string_length(text)) && (text ? chat_text_add(&t->r, text, (uint32_t)count)
+                                                      : chat_copy_add(&t->r, TEXT_OF(""), (uint32_t)count)))
         return ST_INVALID;
     return chat_one_text(&t->r, m, "\n");
 }
@@ -105,8 +105,9 @@ static enum status message(struct intake *t, json_t *from)
         return ST_INVALID;
     if (role == CHAT_TOOL && !(m->more = result_of(t, from))) return chat_no_memory(&t->r);
     if (role != CHAT_ASSISTANT) return ST_OK;
-    if (json_string_length(thinking) && chat_reasoning_add(&t->r, json_incref(thinking))) return ST_INVALID;
-    if (chat_reasoning_end(&t->r, m) || calls(t, field(from, "tool_calls"))) return ST_INVALID;
+    struct text thoughts = json_text(thinking);
+    if (thoughts.len && chat_reasoning_add(&t->r, thoughts)) return ST_INVALID;
+    if (calls(t, field(from, "tool_calls"))) return ST_INVALID;
     t->calls = m->calls;
     t->answered = 0;
     return ST_OK;
@@ -195,8 +196,7 @@ static enum status read_chat(struct generation *g, json_t *root)
         reader_resolve(&r, API_OLLAMA))
         return ST_INVALID;
     const struct chat_message *last = &g->q.messages.list[g->q.messages.count - 1];
-    g->q.continue_final_message =
-        last->role == CHAT_ASSISTANT && !last->calls && json_string_length(last->parts[0].text);
+    g->q.continue_final_message = last->role == CHAT_ASSISTANT && !last->calls && last->parts[0].text.len;
     g->q.add_generation_prompt = !g->q.continue_final_message;
     return gen_read_added(g);
 }

@@ -34,8 +34,7 @@ static enum status turns_resolve(struct intake *t)
         enum chat_role role = m->list[i].role;
         bool instructs = role == CHAT_SYSTEM || role == CHAT_DEVELOPER; /* some templates show one text */
         if ((instructs && chat_one_text(&t->r, &m->list[i], "\n")) ||
-            (role == CHAT_ASSISTANT &&
-             (chat_one_text(&t->r, &m->list[i], "") || chat_reasoning_end(&t->r, &m->list[i]))))
+            (role == CHAT_ASSISTANT && chat_one_text(&t->r, &m->list[i], "")))
             return ST_NOMEM;
     }
     return ST_OK;
@@ -49,7 +48,7 @@ static enum status assistant_item(struct intake *t, json_t *content)
     if (!st) st = turn_for(t, t->turn_text);
     if (st) return st;
     t->turn_text = true;
-    if (json_is_string(content)) return chat_text_add(&t->r, json_incref(content), 0);
+    if (json_is_string(content)) return chat_text_add(&t->r, content, 0);
     for (size_t i = 0; i < json_array_size(content) && !st; i++) {
         json_t *part = json_array_get(content, i), *type = field(part, "type"), *text;
         char where[48];
@@ -66,7 +65,7 @@ static enum status assistant_item(struct intake *t, json_t *content)
         if (!json_is_string(text))
             return chat_fault(&t->r, text ? "invalid_type" : "missing_required_parameter", where,
                               "The content part has no text.");
-        st = chat_text_add(&t->r, json_incref(text), (uint32_t)i);
+        st = chat_text_add(&t->r, text, (uint32_t)i);
     }
     return st;
 }
@@ -78,7 +77,7 @@ static enum status content_of(struct intake *t, json_t *content, const char *nam
     enum status st = chat_content_read(&t->r, content, name);
     struct chat_message *m = &t->r.out->list[t->r.out->count - 1];
     const struct chat_part *only = m->part_count == 1 ? m->parts : NULL;
-    if (!st && only && only->text && !only->thinking && !only->more) m->list = false;
+    if (!st && only && only->text.data && !only->thinking && !only->more) m->list = false;
     return st;
 }
 
@@ -165,14 +164,12 @@ static enum status result_item(struct intake *t, json_t *item)
     return m->more ? content_of(t, output, ".output") : chat_no_memory(&t->r);
 }
 
-static enum status reasoning_text(struct intake *t, json_t *text)
+static enum status reasoning_text(struct intake *t, struct text text)
 {
     const struct chat_messages *m = t->r.out;
     bool other = t->turn_text || (t->turn && m->list[m->count - 1].calls);
     enum status st = turn_for(t, other);
-    if (!st) return chat_reasoning_add(&t->r, text);
-    json_decref(text);
-    return st;
+    return st ? st : chat_reasoning_add(&t->r, text);
 }
 
 /* Reasoning without text, such as encrypted content of other servers, is of no use to this model. */
@@ -182,7 +179,7 @@ static enum status reasoning_item(struct intake *t, json_t *item)
     const char *sealed = json_string_value(field(item, "encrypted_content"));
     size_t front = strlen(SEALED_TEXT);
     if (!json_array_size(content) && sealed && strncmp(sealed, SEALED_TEXT, front) == 0)
-        return reasoning_text(t, json_string(sealed + front));
+        return reasoning_text(t, (struct text){sealed + front, strlen(sealed + front)});
     if (content && !json_is_array(content))
         return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
     if (chat_count(&t->r, "", json_array_size(content))) return ST_INVALID;
@@ -193,7 +190,7 @@ static enum status reasoning_item(struct intake *t, json_t *item)
         if (!json_is_string(text))
             return chat_fault(&t->r, text ? "invalid_type" : "missing_required_parameter", where,
                               "The reasoning has no text.");
-        if (reasoning_text(t, json_incref(text))) return ST_INVALID;
+        if (reasoning_text(t, json_text(text))) return ST_INVALID;
     }
     return ST_OK;
 }
@@ -214,7 +211,7 @@ static enum status compact_ask(struct intake *t)
     t->turn = false;
     if (last && last->role != CHAT_USER) last = NULL;
     enum status st = last ? ST_OK : chat_message_add(&t->r, CHAT_USER, &last);
-    if (!st) st = chat_text_add(&t->r, json_string(compact_prompt), (uint32_t)last->part_count);
+    if (!st) st = chat_copy_add(&t->r, TEXT_OF(compact_prompt), (uint32_t)last->part_count);
     return st ? st : chat_one_text(&t->r, last, "\n\n");
 }
 
@@ -230,11 +227,11 @@ static enum status compaction_item(struct intake *t, json_t *item)
         return chat_fault(&t->r, "invalid_value", ".encrypted_content",
                           "This compaction is of another server: send the conversation itself.");
     t->turn = false;
-    if (chat_message_add(&t->r, CHAT_USER, &m) || chat_text_add(&t->r, json_string(compact_prompt), 0) ||
+    if (chat_message_add(&t->r, CHAT_USER, &m) || chat_copy_add(&t->r, TEXT_OF(compact_prompt), 0) ||
         turn_for(t, true))
         return ST_INVALID;
     t->turn_text = true;
-    return chat_text_add(&t->r, json_string(text + front), 0);
+    return chat_copy_add(&t->r, (struct text){text + front, strlen(text + front)}, 0);
 }
 
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s)
@@ -248,9 +245,9 @@ enum status responses_instructions_keep(struct reader *r, struct responses_state
             continue;
         char id[64];
         snprintf(id, sizeof id, "msg_%s_i%zu", s->id + strlen("resp_"), i);
-        json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "id", id, "status",
+        json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:s#}]}", "type", "message", "id", id, "status",
                                  "completed", "role", chat_role_name(m->role), "content", "type",
-                                 "input_text", "text", m->parts[0].text);
+                                 "input_text", "text", m->parts[0].text.data, (int)m->parts[0].text.len);
         if (json_array_append_new(s->items, item)) return gen_nomem(r->g);
     }
     return ST_OK;
@@ -322,7 +319,7 @@ static enum status plain_message(struct intake *t, enum chat_role role, const ch
     t->r.at = (struct chat_place){name, -1, true};
     t->turn = false;
     enum status st = chat_message_add(&t->r, role, &m);
-    return st ? st : chat_text_add(&t->r, json_incref(text), 0);
+    return st ? st : chat_text_add(&t->r, text, 0);
 }
 
 static enum status items_input(struct intake *t, json_t *input)

@@ -133,8 +133,11 @@ static enum status chats(struct generation *g, json_t *inputs, bool many, const 
             st = chat_fault(&r, "invalid_value", ".instruction", "%s",
                             system ? "instruction must be a string." : "This model takes no instruction.");
         if (system && !st) st = embed_message(g, &r, CHAT_SYSTEM, NULL);
-        if (system && !st)
-            st = chat_text_add(&r, own ? embed_instruction(own, system) : json_incref(shared), 0);
+        if (system && !st) {
+            json_t *text = own ? embed_instruction(own, system) : json_incref(shared);
+            st = text ? chat_text_add(&r, text, 0) : gen_nomem(g);
+            json_decref(text);
+        }
         if (!st) st = embed_message(g, &r, CHAT_USER, NULL);
         if (!st) st = embed_item(&r, "input", index, v);
     }

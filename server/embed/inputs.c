@@ -47,7 +47,7 @@ enum status embed_message(struct generation *g, struct chat_reader *r, enum chat
     if (r->out->count % g->q.messages_each == 0) r->images = r->videos = 0;
     if (chat_message_add(r, role, &m)) return ST_INVALID;
     m->list = true;
-    return text ? chat_text_add(r, json_string(text), 0) : ST_OK;
+    return text ? chat_copy_add(r, (struct text){text, strlen(text)}, 0) : ST_OK;
 }
 
 enum status embed_item(struct chat_reader *r, const char *field, int32_t index, const json_t *v)

@@ -156,10 +156,10 @@ static enum status pair_chats(struct generation *g, const json_t *instruction, c
     for (size_t i = 0; i < json_array_size(p->documents) && !st; i++) {
         st = embed_message(g, &r, CHAT_SYSTEM, SYSTEM);
         if (!st) st = embed_message(g, &r, CHAT_USER, NULL);
-        if (!st) st = chat_text_add(&r, json_incref(instruct), 0);
-        if (!st) st = chat_text_add(&r, json_string("<Query>:"), 0);
+        if (!st) st = instruct ? chat_text_add(&r, instruct, 0) : gen_nomem(g);
+        if (!st) st = chat_copy_add(&r, TEXT_OF("<Query>:"), 0);
         if (!st) st = query_add(&r, p, i);
-        if (!st) st = chat_text_add(&r, json_string("\n<Document>:"), 0);
+        if (!st) st = chat_copy_add(&r, TEXT_OF("\n<Document>:"), 0);
         if (!st) st = embed_item(&r, p->name, (int32_t)i, json_array_get(p->documents, i));
     }
     json_decref(instruct);

@@ -112,8 +112,8 @@ static char *last_text(const struct generation *g, size_t *len)
     buf_init(&b, SIZE_MAX / 4);
     enum status st = buf_reserve(&b, 1);
     for (uint32_t i = 0; i < m->part_count && !st; i++) {
-        const json_t *text = m->parts[i].text;
-        if (text) st = buf_add(&b, json_string_value(text), json_string_length(text));
+        const struct text *text = &m->parts[i].text;
+        if (text->data) st = buf_add(&b, text->data, text->len);
     }
     if (st) {
         buf_fini(&b);

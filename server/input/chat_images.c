@@ -202,13 +202,12 @@ static enum image_error fetch(const struct generation *g, const struct image_ref
 {
     const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     enum image_error f = IMAGE_OK;
-    if (!ref->frames) return gen_file(g, ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
+    if (!ref->frames) return gen_file(g, ref->url, &limits, &file->bytes, &file->len, err);
     file->ask.list = true;
-    for (size_t i = 0; i < json_array_size(ref->frames) && !f; i++) {
-        const json_t *url = json_array_get(ref->frames, i);
+    for (size_t i = 0; i < ref->frame_count && !f; i++) {
         uint8_t *bytes = NULL;
         size_t n = 0;
-        f = gen_file(g, json_string_value(url), json_string_length(url), &limits, &bytes, &n, err);
+        f = gen_file(g, ref->frames[i], &limits, &bytes, &n, err);
         if (!f) f = image_pack(&file->bytes, &file->len, bytes, n, &limits, err);
         free(bytes);
     }
@@ -293,12 +292,19 @@ static enum status check_room(struct generation *g, const struct image_ref *ref,
                     m->caps.context_max);
 }
 
+/* They come from one value of the body. */
+static bool same_file(const struct image_ref *a, const struct image_ref *b)
+{
+    return a->url.data == b->url.data && a->frame_count == b->frame_count &&
+           (!a->frames || a->frames[0].data == b->frames[0].data);
+}
+
 /* The first image of the request with the file of image i: what all prompts share, such as a query. */
 static uint32_t first_of(const struct generation *g, uint32_t i)
 {
     const struct image_ref *refs = g->q.messages.images;
     uint32_t k = 0;
-    while (g->q.messages_each && k < i && refs[k].source != refs[i].source) k++;
+    while (g->q.messages_each && k < i && !same_file(&refs[k], &refs[i])) k++;
     return g->q.messages_each ? k : i;
 }
 

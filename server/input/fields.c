@@ -117,7 +117,7 @@ static enum status row_read(struct generation *g, const struct field_row *row, j
     case KIND_FLOAT: return number_read(g, row, from, to);
     case KIND_TEXT:
     case KIND_LOOSE:
-        if (json_is_string(v)) return request_text(&g->q, v, to) ? gen_nomem(g) : ST_OK;
+        if (json_is_string(v)) return arena_text(&g->q.arena, v, to) ? gen_nomem(g) : ST_OK;
         return row->kind == KIND_LOOSE
                    ? ST_OK
                    : api_fail(g->e, 400, "invalid_type", row->name, "%s must be a string.", row->name);

@@ -8,6 +8,7 @@
 #include "scheduler/scheduler.h"
 #include "server/chat/messages.h"
 #include "server/chat/stop_match.h"
+#include "server/json/arena.h"
 #include "server/media/image_parts.h"
 
 #include <jansson.h>
@@ -50,20 +51,8 @@ struct reasoning_ask {
     bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 
-/* Not terminated; data NULL: none. */
-struct text {
-    const char *data;
-    size_t len;
-};
-
-/* What a request points to: blocks, and values of its body that hold strings. */
-struct request_memory {
-    struct request_block *blocks;
-    json_t *values; /* a list */
-};
-
 struct inference_request {
-    struct request_memory memory;
+    struct arena arena; /* owns what the rest points to */
     enum gen_kind kind;
     const char *source; /* static: the field with the prompt, for errors */
     /* what is prompted with; owned, until the prompts are made */
@@ -109,10 +98,6 @@ struct inference_request {
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
-/* Memory that is freed with the request; NULL: none left. */
-void *request_alloc(struct inference_request *q, size_t count, size_t size);
-/* A JSON string of the body: kept, not copied. */
-enum status request_text(struct inference_request *q, json_t *v, struct text *out) KV_MUST_CHECK;
 void inference_request_free(struct inference_request *q);
 
 #endif

@@ -72,7 +72,7 @@ enum status read_logit_bias(struct generation *g, json_t *v, const char *name)
     size_t count = json_object_size(v);
     if (count > LIMIT_BIASES)
         return api_fail(g->e, 400, "invalid_value", name, "%s has more than %u entries.", name, LIMIT_BIASES);
-    struct sampling_bias *list = request_alloc(&g->q, count, sizeof *list);
+    struct sampling_bias *list = arena_alloc(&g->q.arena, count, sizeof *list);
     if (!list) return gen_nomem(g);
     g->q.sampling.bias = list;
     json_object_foreach(v, key, one)
@@ -102,7 +102,7 @@ static enum status ids_of(struct generation *g, json_t *list, const char *path, 
     if (n > most)
         return api_fail(g->e, 400, "invalid_value", path, "%s has more than %u entries.", path, most);
     *count = 0;
-    if (!(*ids = request_alloc(&g->q, n, sizeof **ids))) return gen_nomem(g);
+    if (!(*ids = arena_alloc(&g->q.arena, n, sizeof **ids))) return gen_nomem(g);
     for (size_t i = 0; i < n; i++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id)) return wrong_type(g, path, "an array of integers");
@@ -164,7 +164,7 @@ enum status read_stop(struct generation *g, json_t *v, const char *name)
     if (count > LIMIT_STOPS)
         return api_fail(g->e, 400, "invalid_value", name, "%s has more than %u strings.", name, LIMIT_STOPS);
     q->stop_count = 0;
-    if (!(q->stops = request_alloc(q, count, sizeof *q->stops))) return gen_nomem(g);
+    if (!(q->stops = arena_alloc(&q->arena, count, sizeof *q->stops))) return gen_nomem(g);
     for (size_t i = 0; i < count; i++) {
         json_t *s = many ? json_array_get(v, i) : v;
         struct text text;
@@ -172,7 +172,7 @@ enum status read_stop(struct generation *g, json_t *v, const char *name)
         snprintf(path, sizeof path, indexed ? "%s[%zu]" : "%s", name, i);
         if (!json_is_string(s))
             return wrong_type(g, path, indexed ? "a string" : "a string or an array of strings");
-        if (request_text(q, s, &text)) return gen_nomem(g);
+        if (arena_text(&q->arena, s, &text)) return gen_nomem(g);
         if (!text.len || text.len > LIMIT_STOP_BYTES)
             return api_fail(g->e, 400, "invalid_value", path, "Each string of %s must have 1 to %u bytes.",
                             name, LIMIT_STOP_BYTES);
@@ -283,5 +283,5 @@ enum status read_cache_salt(struct generation *g, json_t *v, const char *name)
     if (!json_is_string(v)) return wrong_type(g, name, "a string");
     if (!json_string_length(v) || json_string_length(v) > 1024)
         return api_fail(g->e, 400, "invalid_value", name, "cache_salt must have 1 to 1024 bytes.");
-    return request_text(&g->q, v, &g->q.cache_salt) ? gen_nomem(g) : ST_OK;
+    return arena_text(&g->q.arena, v, &g->q.cache_salt) ? gen_nomem(g) : ST_OK;
 }

@@ -160,7 +160,7 @@ static enum status infill_ends(struct generation *g)
     enum { MARKS = sizeof infill_marks / sizeof *infill_marks, MORE = sizeof more / sizeof *more };
     struct inference_request *p = &g->q;
     if (p->ignore_eos) return ST_OK;
-    uint32_t *ids = request_alloc(p, p->stop_id_count + MARKS + MORE, sizeof *ids);
+    uint32_t *ids = arena_alloc(&p->arena, p->stop_id_count + MARKS + MORE, sizeof *ids);
     if (!ids) return gen_nomem(g);
     if (p->stop_id_count) memcpy(ids, p->stop_ids, p->stop_id_count * sizeof *ids);
     p->stop_ids = ids;

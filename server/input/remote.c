@@ -9,27 +9,27 @@
 #include <string.h>
 #include <strings.h>
 
-static bool has_scheme(const char *url, size_t len, const char *scheme)
+static bool has_scheme(struct text url, const char *scheme)
 {
     size_t n = strlen(scheme);
-    return len > n && strncasecmp(url, scheme, n) == 0 && url[n] == ':';
+    return url.len > n && strncasecmp(url.data, scheme, n) == 0 && url.data[n] == ':';
 }
 
-static bool is_remote(const struct generation *g, const char *url, size_t len)
+static bool is_remote(const struct generation *g, struct text url)
 {
-    return g->ctx->fetcher && (has_scheme(url, len, "http") || has_scheme(url, len, "https"));
+    return g->ctx->fetcher && (has_scheme(url, "http") || has_scheme(url, "https"));
 }
 
 /* One URL of a part: registers it, or takes its result. */
-static enum status one_url(struct generation *g, const struct image_ref *ref, const char *url, size_t len)
+static enum status one_url(struct generation *g, const struct image_ref *ref, struct text url)
 {
-    if (!is_remote(g, url, len)) return ST_OK;
+    if (!is_remote(g, url)) return ST_OK;
     if (g->fetched) {
-        const struct fetch_file *file = fetch_find(g->remote, url, len);
+        const struct fetch_file *file = fetch_find(g->remote, url.data, url.len);
         return file && file->done && file->error ? image_fail(g, file->error, ref, &file->err) : ST_OK;
     }
     if (!g->remote && !(g->remote = fetch_job_new(g->ctx->fetcher))) return gen_nomem(g);
-    enum status st = fetch_job_add(g->remote, url, len);
+    enum status st = fetch_job_add(g->remote, url.data, url.len);
     if (st == ST_TOO_LARGE)
         return api_fail(g->e, 400, "invalid_value", ref->param,
                         "At most %u http(s) URLs may be in one prompt.", FETCH_URLS_MAX);
@@ -41,11 +41,8 @@ enum status gen_remote(struct generation *g)
     enum status st = ST_OK;
     for (size_t i = 0; i < g->q.messages.image_count && !st; i++) {
         const struct image_ref *ref = &g->q.messages.images[i];
-        if (!ref->frames) st = one_url(g, ref, ref->url, ref->url_len);
-        for (size_t k = 0; k < json_array_size(ref->frames) && !st; k++) {
-            const json_t *url = json_array_get(ref->frames, k);
-            st = one_url(g, ref, json_string_value(url), json_string_length(url));
-        }
+        if (!ref->frames) st = one_url(g, ref, ref->url);
+        for (size_t k = 0; k < ref->frame_count && !st; k++) st = one_url(g, ref, ref->frames[k]);
     }
     return st;
 }
@@ -56,13 +53,13 @@ void gen_remote_end(struct generation *g)
     g->remote = NULL;
 }
 
-enum image_error gen_file(const struct generation *g, const char *url, size_t len,
-                          const struct image_limits *limits, uint8_t **bytes, size_t *n, struct err *err)
+enum image_error gen_file(const struct generation *g, struct text url, const struct image_limits *limits,
+                          uint8_t **bytes, size_t *n, struct err *err)
 {
-    if (g->ctx->media_dir && has_scheme(url, len, "file"))
-        return local_read(g->ctx->media_dir, url, len, limits->encoded_bytes_max, bytes, n, err);
-    if (!is_remote(g, url, len)) return image_decode_data_uri(url, len, limits, bytes, n, err);
-    const struct fetch_file *file = g->remote ? fetch_find(g->remote, url, len) : NULL;
+    if (g->ctx->media_dir && has_scheme(url, "file"))
+        return local_read(g->ctx->media_dir, url.data, url.len, limits->encoded_bytes_max, bytes, n, err);
+    if (!is_remote(g, url)) return image_decode_data_uri(url.data, url.len, limits, bytes, n, err);
+    const struct fetch_file *file = g->remote ? fetch_find(g->remote, url.data, url.len) : NULL;
     if (!file || !file->done || file->error) {
         (void)err_set(err, ST_IO, "the URL could not be fetched");
         return IMAGE_DOWNLOAD;

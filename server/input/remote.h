@@ -12,7 +12,7 @@
 enum status gen_remote(struct generation *g);
 void gen_remote_end(struct generation *g); /* the files are no longer needed */
 /* The bytes of one URL; *bytes is malloc'd, set with IMAGE_OK. */
-enum image_error gen_file(const struct generation *g, const char *url, size_t len,
-                          const struct image_limits *limits, uint8_t **bytes, size_t *n, struct err *err);
+enum image_error gen_file(const struct generation *g, struct text url, const struct image_limits *limits,
+                          uint8_t **bytes, size_t *n, struct err *err);
 
 #endif

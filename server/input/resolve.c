@@ -82,7 +82,7 @@ static enum status suppress(struct generation *g)
     struct sampling_params *s = &g->q.sampling;
     uint32_t never = g->ctx->opt->generation_config == GENERATION_CONFIG_AUTO ? d->suppress_count : 0;
     if (!never) return ST_OK;
-    struct sampling_bias *list = request_alloc(&g->q, (size_t)s->bias_count + never, sizeof *list);
+    struct sampling_bias *list = arena_alloc(&g->q.arena, (size_t)s->bias_count + never, sizeof *list);
     if (!list) return gen_nomem(g);
     for (uint32_t i = 0; i < never; i++)
         list[i] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};

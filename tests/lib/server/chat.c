@@ -43,9 +43,7 @@ struct chat_messages chat_of(const json_t *messages, bool arguments_as_text)
         if (json_is(json_object_get(m.list[i].more, "tool_call_id"), NONE))
             json_object_del(m.list[i].more, "tool_call_id");
         for (k = 0; k < m.list[i].part_count; k++) {
-            if (!json_is(m.list[i].parts[k].text, NONE)) continue;
-            json_decref(m.list[i].parts[k].text);
-            m.list[i].parts[k].text = NULL;
+            if (text_is(m.list[i].parts[k].text, NONE)) m.list[i].parts[k].text = (struct text){0};
         }
     }
     json_decref(copy);

@@ -783,16 +783,20 @@ static json_t *as_json(const struct chat_messages *m)
     json_t *list = json_array(), *v;
     for (size_t i = 0; i < m->count; i++) {
         const struct chat_message *from = &m->list[i];
-        json_t *to = json_object(), *content = from->list ? json_array() : json_incref(from->parts[0].text);
+        json_t *to = json_object(),
+               *content = from->list ? json_array() : json_string(from->parts[0].text.data);
         const char *key;
         for (uint32_t k = 0; k < from->part_count && from->list; k++)
-            json_array_append_new(content, from->parts[k].text ? json_pack("{s:s,s:O}", "type", "text",
-                                                                           "text", from->parts[k].text)
-                                                               : json_pack("{s:s}", "type", "image"));
+            json_array_append_new(
+                content, from->parts[k].text.data
+                             ? json_pack("{s:s,s:s}", "type", "text", "text", from->parts[k].text.data)
+                             : json_pack("{s:s}", "type", "image"));
         json_object_set_new(to, "role", json_string(chat_role_shown(from->role)));
         json_object_set_new(to, "content", content);
         if (from->calls) json_object_set(to, "tool_calls", from->calls);
-        if (from->reasoning) json_object_set(to, "reasoning_content", from->reasoning);
+        if (from->reasons)
+            json_object_set_new(to, "reasoning_content",
+                                json_stringn(from->reasoning.data, from->reasoning.len));
         json_object_foreach(from->more, key, v)
         {
             if (!chat_field_known(key) && !json_is_null(v)) json_object_set(to, key, v);
@@ -895,10 +899,10 @@ static void image_references(void **state)
     struct api_error err = {0};
     assert_int_equal(chat_messages_parse(in, &limits, &m, &err), ST_OK);
     assert_int_equal(m.image_count, 3);
-    assert_string_equal(m.images[0].url, "data:1");
+    assert_string_equal(m.images[0].url.data, "data:1");
     assert_int_equal(m.images[0].detail, IMAGE_DETAIL_LOW);
     assert_string_equal(m.images[0].param, "messages[0].content[1].image_url.url");
-    assert_int_equal(m.images[1].url_len, 7);
+    assert_int_equal(m.images[1].url.len, 7);
     assert_string_equal(m.images[1].param, "messages[1].content[0].image_url");
     assert_string_equal(m.images[2].param, "messages[1].content[1].url");
     chat_messages_free(&m);

@@ -80,7 +80,7 @@ static void talk_open(struct talk *t, const char *json, bool open_turn)
     uint8_t keys[8][3][32] = {{{0}}};
     struct prompt_image images[8];
     for (size_t i = 0; i < t->messages.image_count; i++) {
-        const char *url = t->messages.images[i].url;
+        const char *url = t->messages.images[i].url.data;
         for (uint32_t k = 0; k < 3; k++) {
             strncpy((char *)keys[i][k], url, 30);
             keys[i][k][31] = (uint8_t)(k + 1);
