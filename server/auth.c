@@ -1,5 +1,6 @@
 /* See auth.h. */
 #include "config/base/file.h"
+#include "config/base/list.h"
 #include "server/auth.h"
 
 #include <sodium.h>
@@ -13,7 +14,7 @@ struct auth_key {
 };
 
 struct auth {
-    size_t count;
+    size_t count, cap;
     struct auth_key *keys;
 };
 
@@ -31,9 +32,7 @@ static bool key_line(const char *line, size_t n, struct auth_key *key)
 static enum status key_add(struct auth *a, const char *line, size_t n, const char *from, size_t number,
                            struct err *err)
 {
-    struct auth_key *grown = realloc(a->keys, (a->count + 1) * sizeof *a->keys);
-    if (!grown) return err_nomem(err, from);
-    a->keys = grown;
+    if (!LIST_RESERVE(a->keys, a->cap, a->count + 1)) return err_nomem(err, from);
     if (key_line(line, n, &a->keys[a->count++])) return ST_OK;
     return err_set(err, ST_INVALID,
                    "%s, line %zu: after a key there may be a space and the word \"priority\", nothing else",

@@ -264,12 +264,10 @@ const char *stf_file_at(const void *address)
 static enum status add_file(struct stf_files *f, char *path, struct err *err)
 {
     if (!path) return err_nomem(err, NULL);
-    struct mapped *n = realloc(f->files, (f->file_count + 1) * sizeof *n);
-    if (!n) {
+    if (!LIST_RESERVE(f->files, f->file_cap, f->file_count + 1)) {
         free(path);
         return err_nomem(err, NULL);
     }
-    f->files = n;
     struct mapped *m = &f->files[f->file_count++];
     *m = (struct mapped){.name = path};
     int fd;

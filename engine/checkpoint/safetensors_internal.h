@@ -14,7 +14,7 @@ struct mapped {
 };
 struct stf_files {
     struct mapped *files;
-    uint32_t file_count;
+    uint32_t file_count, file_cap;
     struct stf_tensor *tensors; /* sorted by name */
     size_t count, cap;
     void *made; /* a tensor that was assembled, owned; NULL: none */

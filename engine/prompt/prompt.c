@@ -146,18 +146,10 @@ static enum status add_run(struct expansion *x, const char *text, size_t len, en
                            struct err *err)
 {
     if (len == 0) return ST_OK;
-    if (x->count == x->cap) {
-        size_t cap = x->cap ? x->cap * 2 : 64;
-        struct tok_run *n = realloc(x->runs, cap * sizeof *n);
-        if (!n) return err_nomem(err, "a prompt");
-        x->runs = n;
-        if (x->run_tags) {
-            uint32_t *tags = realloc(x->tags, cap * sizeof *tags);
-            if (!tags) return err_nomem(err, "a prompt");
-            x->tags = tags;
-        }
-        x->cap = cap;
-    }
+    size_t cap = x->cap;
+    if ((x->run_tags && !LIST_RESERVE(x->tags, cap, x->count + 1)) ||
+        !LIST_RESERVE(x->runs, x->cap, x->count + 1))
+        return err_nomem(err, "a prompt");
     if (x->tags) x->tags[x->count] = x->tag;
     x->runs[x->count++] = (struct tok_run){text, len, control};
     return ST_OK;

@@ -1,6 +1,7 @@
 /* One word of the pre-tokenizer -> ids. Byte-pair merges: always the pair of lowest rank, leftmost first,
  * until none is left. Short words use an array, long ones a heap (O(n log n)); both give the same result.
  * Pure; any thread, state in the caller's encoder. */
+#include "config/base/list.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -24,13 +25,7 @@ void tok__encoder_fini(struct tok_encoder *e)
 static enum status reserve_ids(struct tok_encoder *e, size_t extra)
 {
     if (extra > e->ids_max || e->count > e->ids_max - extra) return ST_TOO_LARGE;
-    if (e->count + extra <= e->cap) return ST_OK;
-    size_t cap = (e->count + extra) * 2 + 64;
-    uint32_t *p = realloc(e->ids, cap * sizeof *p);
-    if (!p) return ST_NOMEM;
-    e->ids = p;
-    e->cap = cap;
-    return ST_OK;
+    return LIST_RESERVE(e->ids, e->cap, e->count + extra) ? ST_OK : ST_NOMEM;
 }
 
 enum status tok__emit(struct tok_encoder *e, uint32_t id)
@@ -51,20 +46,15 @@ static enum status emit_all(struct tok_encoder *e, const uint32_t *ids, size_t n
 
 static enum status reserve_scratch(struct tok_encoder *e, size_t n)
 {
-    if (n <= e->scratch_cap) return ST_OK;
-    size_t cap = n + n / 2;
     uint32_t **arrays[] = {&e->sym, &e->rank, &e->prev, &e->next};
+    size_t cap = 0;
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        uint32_t *p = realloc(*arrays[i], cap * sizeof *p);
-        if (!p) return ST_NOMEM;
-        *arrays[i] = p;
+        cap = e->scratch_cap;
+        if (!LIST_RESERVE(*arrays[i], cap, n)) return ST_NOMEM;
     }
-    /* Every merge removes one entry and adds at most two, and there are fewer merges than symbols. */
-    uint64_t *heap = realloc(e->heap, 2 * cap * sizeof *heap);
-    if (!heap) return ST_NOMEM;
-    e->heap = heap;
     e->scratch_cap = cap;
-    return ST_OK;
+    /* Every merge removes one entry and adds at most two, and there are fewer merges than symbols. */
+    return LIST_RESERVE(e->heap, e->heap_cap, 2 * n) ? ST_OK : ST_NOMEM;
 }
 
 /* ---- initial symbols ---- */

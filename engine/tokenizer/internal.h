@@ -312,10 +312,10 @@ struct tok_encoder {
     const uint8_t *base;         /* the text that contains all words */
     struct tok_word_slot *cache; /* NULL for short texts */
     uint32_t cache_mask;
-    /* Scratch of long words, [scratch_cap]: linked list of symbols and heap of rank << 32 | position. */
+    /* Scratch of long words: linked list of symbols and heap of rank << 32 | position. */
     uint32_t *sym, *rank, *prev, *next;
     uint64_t *heap;
-    size_t scratch_cap;
+    size_t scratch_cap, heap_cap;
 };
 enum status tok__emit(struct tok_encoder *e, uint32_t id) KV_MUST_CHECK;
 /* One word of the pre-tokenizer, inside e->base. */

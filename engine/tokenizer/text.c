@@ -4,6 +4,7 @@
  * NFC is utf8proc's composition with a frozen table of the characters that need it: nothing composes across a
  * character that isn't in the table, so characters unknown to the reference stay unchanged, whatever version
  * of utf8proc is installed. */
+#include "config/base/list.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -21,19 +22,10 @@ void tok__textbuf_fini(struct tok_textbuf *b)
 
 static enum status reserve(struct tok_textbuf *b, size_t extra)
 {
-    if (extra <= b->cap - b->len) return ST_OK;
+    size_t cap = b->cap;
     if (extra > 3 * TOK_TEXT_MAX || b->len + extra > 3 * TOK_TEXT_MAX) return ST_TOO_LARGE;
-    size_t cap = b->len + extra + (b->len + extra) / 2 + 64;
-    uint8_t *s = realloc(b->s, cap);
-    if (!s) return ST_NOMEM;
-    b->s = s;
-    if (b->mixed) {
-        uint8_t *c = realloc(b->control, cap);
-        if (!c) return ST_NOMEM;
-        b->control = c;
-    }
-    b->cap = cap;
-    return ST_OK;
+    if (b->mixed && !LIST_RESERVE(b->control, cap, b->len + extra)) return ST_NOMEM;
+    return LIST_RESERVE(b->s, b->cap, b->len + extra) ? ST_OK : ST_NOMEM;
 }
 
 static enum status append(struct tok_textbuf *b, const void *s, size_t len, unsigned control)

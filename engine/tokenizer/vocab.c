@@ -3,6 +3,7 @@
 #include "config/base/assert.h"
 #include "config/base/hex.h"
 #include "config/base/json.h"
+#include "config/base/list.h"
 #include "config/base/log.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
@@ -75,13 +76,7 @@ static enum status arena_add(char **arena, size_t *len, size_t *cap, const char 
                              struct tok_span *span)
 {
     if (n > UINT32_MAX - *len) return ST_TOO_LARGE;
-    if (*len + n > *cap) {
-        size_t want = (*len + n) * 2 + 256;
-        char *p = realloc(*arena, want);
-        if (!p) return ST_NOMEM;
-        *arena = p;
-        *cap = want;
-    }
+    if (!LIST_RESERVE(*arena, *cap, *len + n)) return ST_NOMEM;
     if (n) memcpy(*arena + *len, s, n);
     *span = (struct tok_span){(uint32_t)*len, (uint32_t)n};
     *len += n;
@@ -94,22 +89,13 @@ struct scratch {
     size_t cap;
 };
 
-static enum status scratch_room(struct scratch *tmp, size_t len)
-{
-    if (len <= tmp->cap) return ST_OK;
-    char *p = realloc(tmp->p, 2 * len);
-    if (!p) return ST_NOMEM;
-    *tmp = (struct scratch){p, 2 * len};
-    return ST_OK;
-}
-
 static enum status get_string(const struct json_doc *d, uint32_t node, struct scratch *tmp, const char **s,
                               size_t *len)
 {
     if (json_kind(d, node) != JSON_STRING) return ST_FORMAT;
     *s = json_raw(d, node, len);
     if (!d->nodes[node].escaped) return ST_OK;
-    if (scratch_room(tmp, *len)) return ST_NOMEM;
+    if (!LIST_RESERVE(tmp->p, tmp->cap, *len)) return ST_NOMEM;
     if (!json_str_copy(d, node, tmp->p, tmp->cap, len)) return ST_FORMAT;
     *s = tmp->p;
     return ST_OK;
@@ -336,12 +322,7 @@ enum status tok__merges_add(struct tok_merge_reader *b, uint32_t entry, const ch
 {
     size_t n = left_len + right_len;
     if (left_len == 0 || right_len == 0) return refuse_merge(b, ST_FORMAT, entry);
-    if (n > b->cap - b->used) {
-        char *p = realloc(b->text, 2 * (b->used + n));
-        if (!p) return err_nomem(b->err, b->where);
-        b->text = p;
-        b->cap = 2 * (b->used + n);
-    }
+    if (!LIST_RESERVE(b->text, b->cap, b->used + n)) return err_nomem(b->err, b->where);
     memcpy(b->text + b->used, left, left_len);
     memcpy(b->text + b->used + left_len, right, right_len);
     b->at[b->count] = b->used;
@@ -485,7 +466,8 @@ static enum status fill_texts(struct tokenizer *t)
             st = sp_text(t, id, s, len);
             continue;
         }
-        if ((st = scratch_room(&tmp, len))) break;
+        st = LIST_RESERVE(tmp.p, tmp.cap, len) ? ST_OK : ST_NOMEM;
+        if (st) break;
         size_t n = 0;
         bool mapped = !(t->flags[id] & TOK_ADDED) && len > 0 && unmap_bytes(map, s, len, tmp.p, &n);
         st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, mapped ? tmp.p : s, mapped ? n : len,

@@ -34,7 +34,7 @@ struct responses_state {
     bool in_call;            /* after the last token */
     struct buf logprobs;     /* entries of tokens that appear in text */
     struct logprobs_part *parts;
-    uint32_t part_count;
+    uint32_t part_count, part_cap;
     size_t accounted;
     /* streaming */
     uint64_t sequence; /* of the next event */

@@ -1,5 +1,6 @@
 /* The response object of /v1/responses and its items: whole, in stream events, and as stored. Event loop's
  * thread. */
+#include "config/base/list.h"
 #include "server/dialect/responses.h"
 
 #include "config/base/log.h"
@@ -23,9 +24,7 @@ static uint32_t calls_before(const struct chat_output *out, size_t at)
 static enum status part_for(struct responses_state *s, uint32_t calls)
 {
     if (s->part_count && s->parts[s->part_count - 1].calls == calls) return ST_OK;
-    struct logprobs_part *grown = realloc(s->parts, (s->part_count + 1) * sizeof *grown);
-    if (!grown) return ST_NOMEM;
-    s->parts = grown;
+    if (!LIST_RESERVE(s->parts, s->part_cap, s->part_count + 1)) return ST_NOMEM;
     s->parts[s->part_count++] = (struct logprobs_part){calls, s->logprobs.len};
     return ST_OK;
 }

@@ -2,6 +2,7 @@
 #include "server/fetch/fetch.h"
 
 #include "config/base/clock.h"
+#include "config/base/list.h"
 #include "config/base/log.h"
 #include "server/fetch/address.h"
 #include "server/fetch/easy.h"
@@ -166,14 +167,7 @@ static enum stop room(struct transfer *t, size_t more)
     struct fetch_file *file = t->file;
     if (more > f->opt.bytes_max - file->len) return STOP_LARGE;
     if (t->job->held + more > HELD_MAX) return STOP_JOB_LARGE;
-    if (file->len + more > t->cap) {
-        size_t cap = t->cap ? t->cap : 32768;
-        while (cap < file->len + more) cap *= 2;
-        uint8_t *bytes = realloc(file->bytes, cap);
-        if (!bytes) return STOP_NOMEM;
-        file->bytes = bytes;
-        t->cap = cap;
-    }
+    if (!LIST_RESERVE(file->bytes, t->cap, file->len + more)) return STOP_NOMEM;
     if (!share_try(t->job->share, SHARE_FILES, more, HELD_MAX, HELD_MAX / 4)) return STOP_BUSY;
     t->job->held += more;
     return STOP_NONE;

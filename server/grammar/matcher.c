@@ -1,5 +1,6 @@
 /* Follows a sequence through a grammar: the states after its tokens, and the masks of those where it samples.
  * See mask.h. */
+#include "config/base/list.h"
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>
@@ -17,6 +18,13 @@ static void unref(struct matcher *m)
     free(m);
 }
 
+/* For so many tokens; before each of them, and after the last, is a state. */
+static bool reserve(struct matcher *m, uint32_t count)
+{
+    uint32_t cap = m->cap;
+    return LIST_RESERVE(m->tokens, cap, count + 1) && LIST_RESERVE(m->at, m->cap, count + 1);
+}
+
 enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
 {
     struct matcher *m = calloc(1, sizeof *m);
@@ -25,14 +33,12 @@ enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, str
     m->g = grammar_ref(g);
     m->v = v;
     m->generation = UINT32_MAX;
-    m->cap = 64;
-    m->tokens = malloc(m->cap * sizeof *m->tokens);
-    m->at = calloc(m->cap + 1u, sizeof *m->at);
     m->walk.path = malloc((v->depth + 1u) * sizeof *m->walk.path);
-    if (!m->tokens || !m->at || !m->walk.path) {
+    if (!m->walk.path || !reserve(m, 64)) {
         unref(m);
         return ST_NOMEM;
     }
+    m->at[0] = (struct reached){0};
     *out = m;
     return ST_OK;
 }
@@ -67,19 +73,6 @@ static void ready_drop(struct matcher *m, struct ready *r)
 {
     mask__drop(m->g, r->mask);
     *r = (struct ready){0};
-}
-
-static bool reserve(struct matcher *m, uint32_t count)
-{
-    if (count <= m->cap) return true;
-    uint32_t cap = 2 * count;
-    uint32_t *t = realloc(m->tokens, cap * sizeof *t);
-    if (t) m->tokens = t;
-    struct reached *r = realloc(m->at, (cap + 1u) * sizeof *r);
-    if (r) m->at = r;
-    if (!t || !r) return false;
-    m->cap = cap;
-    return true;
 }
 
 /* Sets the tokens whose mask is needed, keeping known states. False: out of memory. */
