@@ -108,10 +108,16 @@ static bool penalises_repetition(const struct sampling_params *p)
     return p->repetition_penalty > 0.0f && p->repetition_penalty != 1.0f;
 }
 
+static bool cuts_by_sigma(const struct sampling_params *p)
+{
+    return p->temperature > 0.0f && p->top_n_sigma > 0.0f;
+}
+
 static bool modifies(const struct sampling_params *p, uint32_t banned_count)
 {
-    return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f ||
-           p->bias_count > 0 || banned_count > 0 || p->ngrams.size > 0 || p->constraint;
+    return penalises_repetition(p) || cuts_by_sigma(p) || p->presence_penalty != 0.0f ||
+           p->frequency_penalty != 0.0f || p->bias_count > 0 || banned_count > 0 || p->ngrams.size > 0 ||
+           p->constraint;
 }
 
 /* Marks an id; its first mark adds it to s->order[0..*n). */
@@ -222,6 +228,25 @@ static const float *constrained_row(struct sampler *s, const struct sampler_row 
     for (uint32_t i = 0; i < changed; i++)
         if (allows(s, s->order[i])) s->logits[s->order[i]] = s->weights[s->order[i]];
     return s->logits;
+}
+
+/* In the modified or constrained row: without what is more than n standard deviations of the finite logits
+ * below the largest. Sums in double, in order of id. */
+static void cut_by_sigma(struct sampler *s, float n, float max)
+{
+    double sum = 0, squares = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->vocab; i++) {
+        if (!isfinite(s->logits[i])) continue;
+        double below = (double)max - (double)s->logits[i];
+        sum += below;
+        squares += below * below;
+        count++;
+    }
+    double mean = sum / count, variance = squares / count - mean * mean;
+    double least = (double)max - (double)n * sqrt(fmax(variance, 0));
+    for (uint32_t i = 0; i < s->vocab; i++)
+        if ((double)s->logits[i] < least) s->logits[i] = -INFINITY;
 }
 
 /* The largest raw logit that the constraint allows. */
@@ -543,6 +568,7 @@ static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p,
     uint32_t top = m ? ids[0] : argmax(l, s->vocab, p->constraint ? s->barred : NULL);
     if (!isfinite(l[top]))
         return p->constraint ? best_allowed(s, row->raw) : argmax(row->raw, s->vocab, NULL);
+    if (cuts_by_sigma(p)) cut_by_sigma(s, p->top_n_sigma, l[top]);
     return draw_from_row(s, p, l, top, ids, m, row->position);
 }
 
@@ -550,6 +576,7 @@ uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_cou
 {
     bool changes = modifies(p, banned_count);
     if (p->temperature <= 0.0f) return changes ? CHANGED_SPARE : 0;
+    if (cuts_by_sigma(p)) return 0; /* of all logits */
     if (p->top_k > 0 && p->top_k <= BE_TOPK_MAX) {
         uint32_t n = changes ? p->top_k + CHANGED_SPARE : p->top_k;
         return n < BE_TOPK_MAX ? n : BE_TOPK_MAX;

@@ -9,11 +9,13 @@
  *      the constraint does not allow (never). If nothing is left, the constraint alone counts: the largest
  *      raw logit, of those that it allows
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
- *   4. top_k
- *   5. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what top_k left
- *   6. min_p: relative to the largest
- *   7. the draw: u = sampling_uniform(seed, position of the new token); candidates in descending order, ties
- *      by lower id (in order of id when none of 4..6 is on); the first whose cumulative weight exceeds
+ *   4. top_n_sigma: not more than so many standard deviations of the finite logits below the largest; these
+ *      as 2 left them, whatever the temperature
+ *   5. top_k
+ *   6. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what 4 and 5 left
+ *   7. min_p: relative to the largest
+ *   8. the draw: u = sampling_uniform(seed, position of the new token); candidates in descending order, ties
+ *      by lower id (in order of id when none of 5..7 is on); the first whose cumulative weight exceeds
  *      u * total, sums in double in that order
  * Log-probs and ranks are of the raw row. */
 #ifndef KVASIR_SAMPLER_H

@@ -3,15 +3,14 @@
  * generator's value at (seed, position), so it does not depend on the batch.
  *
  * To add a sampling parameter:
- *   - its field in struct sampling_params, where a zero means off if possible
- *   - its JSON name: a row of server/input/fields.def, with its range and APIs; its default, unless that is
- *     zero: gen_defaults of server/input/resolve.c
- *   - its effect: sampler.c. `cut` removes candidates, `change` changes logits. draw_from_list and
- *     draw_from_row skip work while a parameter is off; sampler_top_wanted and sampler_walks tell the engine
- *     what a draw needs. The order of effects is in sampler.h
- *   - tests: tests/unit/engine/test_sampler.c, tests/api/test_api.py
- *   - only if generation_config.json may have it: config/hf/generation.c, struct hf_generation in
- *     engine/model/model_info.h, and engine/engine.c, which copies it */
+ *   - a row of server/input/fields.def, which is also its documentation
+ *   - here its field in struct sampling_params, where a zero means off (else gen_defaults of
+ *     server/input/resolve.c sets its default), and its effect in sampler.c. `cut` removes candidates,
+ *     `modifies` and `change` are about logits; sampler_top_wanted and sampler_walks tell the engine what a
+ *     draw needs. The order of effects is in sampler.h
+ *   - a test in tests/unit/engine/test_sampler.c, and one over HTTP in tests/api/test_api.py
+ * If generation_config.json may have it: also config/hf/generation.c, struct hf_generation in
+ * engine/model/model_info.h, and engine/engine.c, which copies it. */
 #ifndef KVASIR_SAMPLING_H
 #define KVASIR_SAMPLING_H
 
@@ -63,6 +62,7 @@ struct sampling_params {
     float temperature;                         /* 0 = greedy: largest logit, ties by lower id */
     float top_p;                               /* (0, 1]; 1 = off */
     float min_p;                               /* [0, 1]; 0 = off */
+    float top_n_sigma;                         /* 0 and below = off */
     uint32_t top_k;                            /* 0 = off */
     float presence_penalty, frequency_penalty; /* over generated tokens */
     float repetition_penalty;                  /* over prompt and generated tokens; 1 = off */

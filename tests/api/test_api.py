@@ -321,6 +321,36 @@ def test_ngrams(s):
     check.equal("in a batch as alone", both[0], both[1])
 
 
+def test_sigma(s):
+    """top_n_sigma in every API: a small one leaves the most likely token, 0 and below are off."""
+    say, short = {"messages": [{"role": "user", "content": "Count."}]}, {"max_tokens": 12}
+    ollama = {"stream": False, "options": {"num_predict": 12}}
+    apis = (
+        (CHAT, {**say, **short}, lambda a: a["choices"][0]["message"]["content"]),
+        (TEXT, {"prompt": "Count.", **short}, lambda a: a["choices"][0]["text"]),
+        ("/v1/responses", {"input": "Count.", "max_output_tokens": 12},
+         lambda a: a["output"][0]["content"][0]["text"]),
+        ("/v1/messages", {**say, **short}, lambda a: a["content"][0]["text"]),
+        ("/api/chat", {**say, "stream": False, **short}, lambda a: a["message"]["content"]),
+        ("/api/chat", {**say, **ollama}, lambda a: a["message"]["content"]),
+    )
+    for path, body, said in apis:
+        options = body.get("options")
+
+        def answer(**more):
+            return said(s.ok(path, {**body, "options": {**options, **more}} if options else {**body, **more}))
+
+        likely, drawn = answer(temperature=0), answer(temperature=1, seed=5)
+        name = f"{path}{' options' if options else ''}: top_n_sigma"
+        check.true(f"{name} has something to do", likely != drawn, likely)
+        check.equal(f"{name} small", answer(temperature=1, seed=5, top_n_sigma=1e-6), likely)
+        for off in (0, -1):
+            check.equal(f"{name} {off}", answer(temperature=1, seed=5, top_n_sigma=off), drawn)
+    ask = dict(temperature=1, seed=5, top_n_sigma=1.5, max_tokens=24, return_token_ids=True)
+    both = [s.ok(TEXT, text(p, **ask))["choices"][0]["token_ids"] for p in (["One two", "A b c"], "One two")]
+    check.equal("top_n_sigma in a batch as alone", both[0], both[1])
+
+
 def test_special_tokens(s):
     special = s.ok("/tokenize", {"prompt": "<mask>", "add_special_tokens": False})["tokens"]
     for skip, want in ((False, "<mask>" * 3), (True, "")):
@@ -438,6 +468,7 @@ def test_refused(s):
         ({"top_p": 1.5}, "invalid_value", "top_p"),
         ({"top_k": -2}, "invalid_value", "top_k"),
         ({"min_p": 2}, "invalid_value", "min_p"),
+        ({"top_n_sigma": "1"}, "invalid_type", "top_n_sigma"),
         ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
         ({"presence_penalty": 3}, "invalid_value", "presence_penalty"),
         ({"seed": "x"}, "invalid_type", "seed"),
@@ -1255,8 +1286,8 @@ if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_progress, test_stops,
-              test_logprobs, test_ngrams, test_special_tokens, test_completions, test_refused, test_messages,
-              test_images, test_tokenize, test_misspelt, test_http, test_wire, test_metrics]
+              test_logprobs, test_ngrams, test_sigma, test_special_tokens, test_completions, test_refused,
+              test_messages, test_images, test_tokenize, test_misspelt, test_http, test_wire, test_metrics]
     alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
              test_suppressed]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]

@@ -27,6 +27,7 @@ def requests():
         # Draws between three tokens: draft tokens are right by luck.
         yield {**body, "temperature": 1, "logit_bias": {str(21 + k + i): 60 for i in range(3)}}
         yield {**body, "temperature": 1, "logit_bias": {str(21 + k): 90}, "ignore_eos": True}
+        yield {**body, "temperature": 1, "top_n_sigma": 0.5, "logit_bias": {str(21 + k): 9, str(22 + k): 9}}
         yield {**body, "temperature": 0, "stop": ["e", "th"]}
         # Draft tokens that repeat are never right, beyond the window they may be.
         yield {**body, "temperature": 0, "no_repeat_ngram_size": 2 + k % 3}

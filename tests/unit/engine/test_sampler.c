@@ -130,6 +130,19 @@ static uint32_t naive(const struct row *w, const struct sampling_params *p, bool
     qsort(order, V, sizeof order[0], descending);
     if (p->temperature == 0) return order[0];
     double weight[V], total = 0, sum = 0;
+    if (p->top_n_sigma > 0) {
+        double mean = 0, variance = 0;
+        uint32_t finite = 0;
+        for (uint32_t i = 0; i < V; i++) finite += isfinite(l[i]) != 0;
+        for (uint32_t i = 0; i < V; i++) mean += isfinite(l[i]) ? (double)l[i] / finite : 0;
+        for (uint32_t i = 0; i < V; i++)
+            variance += isfinite(l[i]) ? ((double)l[i] - mean) * ((double)l[i] - mean) / finite : 0;
+        double least = (double)l[order[0]] - (double)p->top_n_sigma * sqrt(variance);
+        for (uint32_t i = 0; i < V; i++) {
+            if (fabs((double)l[i] - least) < 1e-9) *near_border = true;
+            if ((double)l[i] < least) l[i] = -INFINITY;
+        }
+    }
     if (p->top_k && p->top_k < n) n = p->top_k;
     for (uint32_t i = 0; i < n; i++)
         total += weight[i] = exp(((double)l[order[i]] - (double)l[order[0]]) / (double)p->temperature);
@@ -141,7 +154,7 @@ static uint32_t naive(const struct row *w, const struct sampling_params *p, bool
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        if (fabs(weight[i] / weight[0] - (double)p->min_p) < 1e-6) *near_border = true;
+        if (p->min_p > 0 && fabs(weight[i] / weight[0] - (double)p->min_p) < 1e-6) *near_border = true;
         if (weight[i] < (double)p->min_p * weight[0]) n = i;
     }
     bool plain = p->top_p >= 1 && p->min_p <= 0 && !(p->top_k && p->top_k < V);
@@ -170,10 +183,12 @@ static struct sampling_params random_params(struct sampling_bias *bias)
     static const float temperatures[] = {0, 0.3f, 1, 1.7f, 1e-38f, 30};
     static const uint32_t ks[] = {0, 1, 5, 64, 256, 300, 5000};
     static const float ps[] = {1, 0.9f, 0.5f, 0.999f, 0};
+    static const float sigmas[] = {0, 0, 0, -1, 0.3f, 1, 1.5f, 3};
     struct sampling_params p = {.temperature = temperatures[rnd(6)],
                                 .top_k = ks[rnd(7)],
                                 .top_p = ps[rnd(5)],
                                 .min_p = rnd(3) ? 0 : 0.02f,
+                                .top_n_sigma = sigmas[rnd(8)],
                                 .repetition_penalty = 1,
                                 .seed = rnd(1000),
                                 .logprobs = SAMPLING_TOP_MAX};
@@ -308,8 +323,8 @@ static void test_against_naive(void **state)
         }
         compared++;
         if (a.id != want)
-            fail_msg("round %u: %u, naive %u (T %g k %u p %g min_p %g)", round, a.id, want,
-                     (double)p.temperature, p.top_k, (double)p.top_p, (double)p.min_p);
+            fail_msg("round %u: %u, naive %u (T %g k %u p %g min_p %g sigma %g)", round, a.id, want,
+                     (double)p.temperature, p.top_k, (double)p.top_p, (double)p.min_p, (double)p.top_n_sigma);
         /* Log-prob, rank and alternatives are of the raw row. */
         assert_true(fabsf(a.logprob - (w.l[a.id] - w.r.stats.lse)) < 1e-5f);
         assert_int_equal(w.order[a.rank - 1], a.id);
