@@ -26,6 +26,7 @@ enum {
 /* Those under /v1 are also there without it. */
 static const struct route routes[] = {
     {SAME("/v1/chat/completions"), M_POST, COMPUTES, api_chat_start},
+    {SAME("/v1/chat/completions/input_tokens"), M_POST, WORKS, api_chat_tokens_start},
     {SAME("/v1/completions"), M_POST, COMPUTES, api_completions_start},
     {SAME("/v1/messages"), M_POST, COMPUTES, api_messages_start},
     {SAME("/v1/messages/count_tokens"), M_POST, WORKS, api_count_tokens_start},

@@ -23,11 +23,13 @@ def table():
     """Routes of the table: path -> (methods but HEAD, which GET brings, key needed)"""
     text = source("server/routes.c")
     text = text[text.index("static const struct route routes[]"):].split("\n};", 1)[0]
-    found = re.findall(r'\{"([^"]+)",\s*(?:NULL|"[^"]*"),\s*([A-Z_| ]+),\s*(true|false),', text)
+    text = re.sub(r'SAME\(("[^"]+")\)', r"\1, \1", text).replace("M_READ", "M_GET | M_HEAD")
+    found = re.findall(r'\{"([^"]+)",\s*(?:NULL|"[^"]*"),\s*([A-Z_| ]+),\s*([A-Z_| ]+),', text)
     assert len(found) == text.count("{\"")
+    open_to_all = {"OPEN", "ROUTE_PREFIX"}
     out = {path + "{model}" if path != "/" and path.endswith("/") else path:
-           ({m.strip()[2:].lower() for m in methods.split("|")} - {"head"}, key == "true")
-           for path, methods, key in found}
+           ({m.strip()[2:].lower() for m in methods.split("|")} - {"head"}, needs not in open_to_all)
+           for path, methods, needs in found}
     out["/page/{name}"] = out.pop("/page/{model}")
     out |= {path.removeprefix("/v1"): what for path, what in out.items()}
     for top in ("/v1/responses/", "/responses/"):  # server/api/responses.c takes them apart
