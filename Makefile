@@ -46,7 +46,7 @@ $(shell mkdir -p $(OUT)/tests; printf '%s\n' '$(STAMP)' | cmp -s - $(OUT)/flags 
 	> $(OUT)/flags)
 
 CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kernels/cpu/*/*.c engine/*.c \
-	engine/*/*.c engine/*/*/*.c scheduler/*.c scheduler/*/*.c)
+	engine/*/*.c engine/*/*/*.c scheduler/*.c scheduler/*/*.c bench/*.c)
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c engine/families/tokenizer.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))

@@ -12,37 +12,43 @@
 #include <string.h>
 #include <unistd.h>
 
-enum kind { K_STRING, K_WORD, K_COUNT, K_SIZE, K_BOOL };
+enum kind { K_STRING, K_WORD, K_COUNT, K_SIZE, K_BOOL, K_NUMBERS };
 
 struct row {
     const char *name;
     enum kind kind;
     size_t at;                /* offset of the field in struct options */
     const char *init;         /* default, as a person would write it; NULL = unset */
-    uint64_t min, max;        /* K_COUNT, K_SIZE */
+    uint64_t min, max;        /* K_COUNT, K_SIZE, K_NUMBERS */
     const char *const *words; /* K_WORD: in the order of the field's enum; numbers: {"auto"} if that is one */
     const char *arg;          /* how --help names the value; NULL = the words */
     const char *help;
+    unsigned commands; /* of enum option_commands; 0 = serve's alone */
 };
 
-#define AT(field)  offsetof(struct options, field)
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define ON_OFF     WORDS("on", "off")
 #define U32_TOP    0xffffffffull
 
-#define STRING(name, field, init, arg, help) name, K_STRING, AT(field), init, 0, 0, NULL, arg, help
-#define WORD(name, field, init, words, help) name, K_WORD, AT(field), init, 0, 0, words, NULL, help
-#define COUNT(name, field, init, min, max, arg, help)                                                        \
-    name, K_COUNT, AT(field), init, min, max, NULL, arg, help
-#define SIZE(name, field, init, min, max, help) name, K_SIZE, AT(field), init, min, max, NULL, "SIZE", help
-#define BOOL(name, field, init, help)           name, K_BOOL, AT(field), init, 0, 0, ON_OFF, NULL, help
+#define ROW(k, n, field, value, a, text)                                                                     \
+    .kind = k, .name = n, .at = offsetof(struct options, field), .init = value, .arg = a, .help = text
+#define RANGE(lo, hi)                             .min = lo, .max = hi
+#define STRING(n, field, value, a, text)          ROW(K_STRING, n, field, value, a, text)
+#define WORD(n, field, value, w, text)            ROW(K_WORD, n, field, value, NULL, text), .words = w
+#define BOOL(n, field, value, text)               ROW(K_BOOL, n, field, value, NULL, text), .words = ON_OFF
+#define COUNT(n, field, value, lo, hi, a, text)   ROW(K_COUNT, n, field, value, a, text), RANGE(lo, hi)
+#define SIZE(n, field, value, lo, hi, text)       ROW(K_SIZE, n, field, value, "SIZE", text), RANGE(lo, hi)
+#define NUMBERS(n, field, value, lo, hi, a, text) ROW(K_NUMBERS, n, field, value, a, text), RANGE(lo, hi)
+#define BOTH                                      .commands = OPTIONS_SERVE | OPTIONS_BENCH
+#define BENCH                                     .commands = OPTIONS_BENCH
 
 static const struct row rows[] = {
     {STRING("model", model, NULL, "MODEL",
-            "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] on the Hugging Face hub "
-            "(default: the bundled demo model)")},
+            "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] on the Hugging Face hub"),
+     BOTH},
     {STRING("mmproj", mmproj, NULL, "FILE",
-            "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)")},
+            "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"),
+     BOTH},
     {STRING("served-model-name", served_model_name, NULL, "NAME[,NAME]",
             "model names in the API (default: the directory's name, or the file's without .gguf)")},
     {BOOL("accept-any-model", accept_any_model, "off", "accept requests for any model name")},
@@ -50,19 +56,24 @@ static const struct row rows[] = {
            "max_tokens of chats and responses that set none; 0 = up to the context limit")},
     {BOOL("always-include-usage", always_include_usage, "off",
           "stream_options.include_usage for every stream")},
-    {WORD("backend", backend, "auto", WORDS("auto", "cpu", "cuda"), "where the model runs")},
+    {WORD("backend", backend, "auto", WORDS("auto", "cpu", "cuda"), "where the model runs"), BOTH},
     {WORD("cpu-kernels", cpu_kernels, "auto", WORDS("auto", "reference", "avx2", "avx512", "amx"),
-          "kernel set of the CPU backend (x86-64)")},
-    {COUNT("threads", threads, "0", 0, 256, "N", "compute threads; 0 = all usable cores")},
-    {WORD("dtype", dtype, "auto", WORDS("auto", "bf16", "f32"), "compute type; auto = the checkpoint's")},
+          "kernel set of the CPU backend (x86-64)"),
+     BOTH},
+    {COUNT("threads", threads, "0", 0, 256, "N", "compute threads; 0 = all usable cores"), BOTH},
+    {WORD("dtype", dtype, "auto", WORDS("auto", "bf16", "f32"), "compute type; auto = the checkpoint's"),
+     BOTH},
     {WORD("gemm", gemm, "auto", WORDS("auto", "cublas", "own"),
           "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
-          "kernels; auto: cublas")},
+          "kernels; auto: cublas"),
+     BOTH},
     {WORD("quantize", quantize, "none", WORDS("none", "int8", "int4"),
           "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image "
-          "tower (INT8); quantized weights (GGUF, AWQ, ...) keep their type")},
+          "tower (INT8); quantized weights (GGUF, AWQ, ...) keep their type"),
+     BOTH},
     {BOOL("quantize-vision", quantize_vision, "on",
-          "integer weights in the image tower: of --quantize and of a GGUF file; off = the compute type")},
+          "integer weights in the image tower: of --quantize and of a GGUF file; off = the compute type"),
+     BOTH},
     {WORD("generation-config", generation_config, "auto", WORDS("auto", "ignore"),
           "sampling defaults from the checkpoint")},
     {WORD("tool-parser", tool_parser, "auto", WORDS("auto", "strict"),
@@ -76,9 +87,11 @@ static const struct row rows[] = {
           "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
           "request")},
     {WORD("kv-dtype", kv_dtype, "auto", WORDS("auto", "bf16", "int8"),
-          "KV cache quantization; auto = the compute type, int8 takes half the memory")},
-    {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, WORDS("auto"), "SIZE|auto",
-     "memory of the paged KV cache (K, M, G suffixes)"},
+          "KV cache quantization; auto = the compute type, int8 takes half the memory"),
+     BOTH},
+    {ROW(K_SIZE, "kv-memory", kv_memory, "auto", "SIZE|auto",
+         "memory of the paged KV cache (K, M, G suffixes)"),
+     RANGE(1u << 20, UINT64_MAX), .words = WORDS("auto")},
     {COUNT("max-context", max_context, "0", 0, U32_TOP, "N",
            "tokens of prompt and output; 0 = the checkpoint's limit")},
     {BOOL("prefix-cache", prefix_cache, "on",
@@ -122,11 +135,15 @@ static const struct row rows[] = {
     {STRING("draft-model", draft_model, NULL, "DIR",
             "speculative decoding with an MTP drafter made for the model (its *-it-assistant): its draft "
             "tokens are verified in one step; output stays the same; default: the drafter in the checkpoint, "
-            "if there is one")},
-    {"draft-tokens", K_COUNT, AT(draft_tokens), "auto", 0, 16, WORDS("auto"), "N|auto",
-     "speculative decoding: draft tokens per step (0 to 16), exactly N with a draft model, at most N with "
-     "prompt lookup (n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = off; "
-     "output stays the same"},
+            "if there is one"),
+     BOTH},
+    {COUNT("draft-tokens", draft_tokens, "auto", 0, 16, "N|auto",
+           "speculative decoding: draft tokens per step (0 to 16), exactly N with a draft model, at most N "
+           "with "
+           "prompt lookup (n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = "
+           "off; "
+           "output stays the same"),
+     .words = WORDS("auto")},
     {COUNT("max-batch-tokens", max_batch_tokens, "0", 0, 1u << 20, "N",
            "tokens of one engine step (continuous batching); 0 = 2048")},
     {COUNT("max-sequences", max_sequences, "0", 0, 65536, "N", "sequences of one engine step; 0 = 64")},
@@ -179,14 +196,27 @@ static const struct row rows[] = {
            "seconds without progress before the engine is considered hung: /health 503")},
     {COUNT("watchdog-exit", watchdog_exit, "300", 0, 86400, "SECONDS",
            "seconds after --watchdog until the process exits with code 1; 0 = never")},
-    {STRING("config", config, NULL, "FILE", "file of 'name = value' lines, named as the flags")},
+    {STRING("config", config, NULL, "FILE", "file of 'name = value' lines, named as the flags"), BOTH},
     {WORD("log-level", log_level, "info", WORDS("error", "warn", "info", "debug"), "what is logged")},
     {WORD("log-format", log_format, "text", WORDS("text", "json"),
           "lines of key=value pairs, or JSON objects")},
     {STRING("log-file", log_file, NULL, "FILE",
             "append the log to this file, which is opened again on SIGHUP (default: stderr)")},
+    {STRING("shape", shape, NULL, "NAME", "random weights of a known model's shape, see below"), BENCH},
+    {NUMBERS("prefill", prefill, "512,2048", 1, 1u << 17, "N,N...|none", "prompt lengths to measure"), BENCH},
+    {NUMBERS("decode", decode, "1,8,32", 1, OPTION_BATCH_MAX, "N,N...|none", "batch sizes to measure"),
+     BENCH},
+    {COUNT("context", context, "128", 1, 1u << 17, "N", "tokens in the cache when decoding starts"), BENCH},
+    {BOOL("vision", vision, "off", "also measure the vision tower"), BENCH},
+    {NUMBERS("draft", draft, "none", 0, 100, "P,P...|none",
+             "speculative decoding at acceptance rates of P %, against none, by batch of --decode, with "
+             "--draft-model or the shape's drafter"),
+     BENCH},
+    {COUNT("repeats", repeats, "3", 1, 1000, "N", "runs of each measurement; the best counts"), BENCH},
+    {BOOL("profile", profile, "off", "time by part of the model, with shares of the ceilings"), BENCH},
+    {BOOL("json", json, "off", "the results as JSON"), BENCH},
 };
-enum { ROW_COUNT = sizeof rows / sizeof *rows, WORDS_BYTES = 64 };
+enum { ROW_COUNT = sizeof rows / sizeof *rows, WORDS_BYTES = 64, ALL = OPTIONS_SERVE | OPTIONS_BENCH };
 
 /* The headings of docs/flags.md, each with its first flag. */
 static const char *const groups[][2] = {
@@ -199,10 +229,16 @@ static const char *const groups[][2] = {
     {"shutdown-delay", "Process"},
 };
 
-static const struct row *row_find(const char *name, size_t len)
+static bool row_of(const struct row *r, unsigned commands)
+{
+    return ((r->commands ? r->commands : OPTIONS_SERVE) & commands) != 0;
+}
+
+static const struct row *row_find(const char *name, size_t len, unsigned commands)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        if (strlen(rows[i].name) == len && memcmp(rows[i].name, name, len) == 0) return &rows[i];
+        if (row_of(&rows[i], commands) && strlen(rows[i].name) == len && memcmp(rows[i].name, name, len) == 0)
+            return &rows[i];
     }
     return NULL;
 }
@@ -217,12 +253,12 @@ static int word_find(const char *const *words, const char *word)
 
 const char *option_word(const char *name, unsigned value)
 {
-    return row_find(name, strlen(name))->words[value];
+    return row_find(name, strlen(name), ALL)->words[value];
 }
 
 int option_value(const char *name, const char *word)
 {
-    return word_find(row_find(name, strlen(name))->words, word);
+    return word_find(row_find(name, strlen(name), ALL)->words, word);
 }
 
 /* "a|b|c" */
@@ -263,6 +299,25 @@ static bool number_parse(const char *s, bool suffix, uint64_t *out)
 bool options_size(const char *text, uint64_t *out)
 {
     return number_parse(text, true, out);
+}
+
+/* "1,8,32", or "none" */
+static bool numbers_parse(const struct row *r, const char *s, struct option_numbers *out)
+{
+    *out = (struct option_numbers){0};
+    for (bool more = strcmp(s, "none") != 0; more;) {
+        char digits[16];
+        uint64_t v;
+        size_t n = strcspn(s, ",");
+        snprintf(digits, sizeof digits, "%.*s", (int)n, s);
+        if (out->count == OPTION_NUMBERS_MAX || n >= sizeof digits || !number_parse(digits, false, &v) ||
+            v < r->min || v > r->max)
+            return false;
+        out->at[out->count++] = (uint32_t)v;
+        more = s[n] == ',';
+        s += n + more;
+    }
+    return true;
 }
 
 /* As a person would write it: "1M". */
@@ -306,6 +361,11 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
             return err_set(err, ST_INVALID, "%s%s: '%.60s' is not on or off", origin, r->name, value);
         *(bool *)field = word == 0;
         return ST_OK;
+    case K_NUMBERS:
+        if (numbers_parse(r, value, field)) return ST_OK;
+        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a list of at most %u numbers of %llu to %llu",
+                       origin, r->name, value, OPTION_NUMBERS_MAX, (unsigned long long)r->min,
+                       (unsigned long long)r->max);
     case K_SIZE:
     case K_COUNT: break;
     }
@@ -357,7 +417,7 @@ static char *trim(char *s)
     return s;
 }
 
-static enum status file_read(const char *path, struct options *o, struct err *err)
+static enum status file_read(const char *path, unsigned commands, struct options *o, struct err *err)
 {
     char *text = NULL;
     size_t len;
@@ -383,7 +443,7 @@ static enum status file_read(const char *path, struct options *o, struct err *er
         for (char *p = name; *p; p++) {
             if (*p == '_') *p = '-';
         }
-        const struct row *r = row_find(name, strlen(name));
+        const struct row *r = row_find(name, strlen(name), commands);
         if (!r || strcmp(name, "config") == 0) {
             st = err_set(err, ST_INVALID, "%s:%u: unknown name '%.60s'", path, number, name);
             break;
@@ -398,7 +458,7 @@ static enum status file_read(const char *path, struct options *o, struct err *er
 
 /* A misspelt name must not be ignored silently. Exceptions: debugging switches, and variables that Kubernetes
  * sets in every pod for a service named kvasir or kvasir-something. */
-static bool env_known(const char *entry, size_t len)
+static bool env_known(const char *entry, size_t len, unsigned commands)
 {
     static const char *const exact[] = {"CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY", "TEMPLATE_CASES"};
     static const char *const within[] = {"TEST_", "FUZZ_", "SERVICE_", "PORT_"};
@@ -410,13 +470,13 @@ static bool env_known(const char *entry, size_t len)
     if (strncmp(entry + len, "=tcp://", 7) == 0 || strncmp(entry + len, "=udp://", 7) == 0) return true;
     for (size_t i = 0; i < len && i < sizeof name; i++)
         name[i] = entry[i] == '_' ? '-' : (char)tolower((unsigned char)entry[i]);
-    return len <= sizeof name && row_find(name, len);
+    return len <= sizeof name && row_find(name, len, commands);
 }
 
-static enum status env_read(struct options *o, struct err *err)
+static enum status env_read(unsigned commands, struct options *o, struct err *err)
 {
     for (char **e = environ; *e; e++) {
-        if (strncmp(*e, "KVASIR_", 7) == 0 && !env_known(*e + 7, strcspn(*e + 7, "=")))
+        if (strncmp(*e, "KVASIR_", 7) == 0 && !env_known(*e + 7, strcspn(*e + 7, "="), commands))
             return err_set(err, ST_INVALID, "environment: unknown name '%.*s'", (int)strcspn(*e, "="), *e);
     }
     for (size_t i = 0; i < ROW_COUNT; i++) {
@@ -425,7 +485,7 @@ static enum status env_read(struct options *o, struct err *err)
         for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++)
             name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
         name[n] = '\0';
-        const char *v = env_get(name);
+        const char *v = row_of(&rows[i], commands) ? env_get(name) : NULL;
         if (!v || !*v) continue;
         if (strcmp(name, "KVASIR_PORT") == 0 && strncmp(v, "tcp://", 6) == 0) continue; /* Kubernetes again */
         enum status st = row_set(&rows[i], o, v, "environment, --", err);
@@ -479,14 +539,14 @@ static const char *const elsewhere[][2] = {
     {"--ssl-keyfile", "--tls-key FILE"},
 };
 
-static enum status flag_unknown(const char *flag, size_t len, struct err *err)
+static enum status flag_unknown(unsigned commands, const char *flag, size_t len, struct err *err)
 {
     for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
         if (strlen(elsewhere[i][0]) == len && memcmp(flag, elsewhere[i][0], len) == 0)
             return err_set(err, ST_INVALID, "unknown flag '%s': here it is %s", elsewhere[i][0],
                            elsewhere[i][1]);
     for (size_t i = 0; i < ROW_COUNT; i++)
-        if (alike(flag + 2, len - 2, rows[i].name))
+        if (row_of(&rows[i], commands) && alike(flag + 2, len - 2, rows[i].name))
             return err_set(err, ST_INVALID, "unknown flag '%.60s': did you mean --%s? (see --help)", flag,
                            rows[i].name);
     return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", flag);
@@ -506,10 +566,11 @@ static enum status model_argument(const char *a, struct options *o, struct err *
                        "Hugging Face hub, and flags begin with -- (see --help)",
                        a);
     snprintf(name, sizeof name, "%s%s", path ? "" : "hf:", a);
-    return row_set(row_find("model", 5), o, name, "--", err);
+    return row_set(row_find("model", 5, ALL), o, name, "--", err);
 }
 
-static enum status args_read(int argc, char **argv, struct options *o, bool only_config, struct err *err)
+static enum status args_read(unsigned commands, int argc, char **argv, struct options *o, bool only_config,
+                             struct err *err)
 {
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
@@ -523,11 +584,11 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
             if (st) return st;
             continue;
         }
-        if (a[1] != '-') return flag_unknown(a, strcspn(a, "="), err);
+        if (a[1] != '-') return flag_unknown(commands, a, strcspn(a, "="), err);
         const char *name = a + 2, *eq = strchr(name, '=');
         size_t len = eq ? (size_t)(eq - name) : strlen(name);
-        const struct row *r = row_find(name, len);
-        if (!r) return flag_unknown(a, len + 2, err);
+        const struct row *r = row_find(name, len, commands);
+        if (!r) return flag_unknown(commands, a, len + 2, err);
         const char *value;
         if (eq) {
             value = eq + 1;
@@ -545,8 +606,10 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
     return ST_OK;
 }
 
-static enum status combination_check(const struct options *o, struct err *err)
+static enum status combination_check(unsigned commands, const struct options *o, struct err *err)
 {
+    if (commands == OPTIONS_BENCH && !o->model == !o->shape)
+        return err_set(err, ST_INVALID, "give either --model or --shape");
     if (o->allow_private_media && !o->allow_remote_media)
         return err_set(err, ST_INVALID, "--allow-private-media needs --allow-remote-media");
     if (!o->tls_cert != !o->tls_key) return err_set(err, ST_INVALID, "--tls-cert and --tls-key go together");
@@ -557,22 +620,23 @@ static enum status combination_check(const struct options *o, struct err *err)
     return ST_OK;
 }
 
-enum status options_parse(int argc, char **argv, struct options *out, struct err *err)
+enum status options_parse(enum option_commands command, int argc, char **argv, struct options *out,
+                          struct err *err)
 {
     struct options o = {0};
     const char *env_config = env_get("KVASIR_CONFIG");
     enum status st = defaults_set(&o, err);
     /* The file's name may come from the command line or the environment, which both override its contents:
      * find it first. */
-    if (!st) st = args_read(argc, argv, &o, true, err);
+    if (!st) st = args_read(command, argc, argv, &o, true, err);
     if (!st && !o.config && env_config && *env_config) {
         o.config = strdup(env_config);
         if (!o.config) st = err_nomem(err, NULL);
     }
-    if (!st && o.config) st = file_read(o.config, &o, err);
-    if (!st) st = env_read(&o, err);
-    if (!st) st = args_read(argc, argv, &o, false, err);
-    if (!st) st = combination_check(&o, err);
+    if (!st && o.config) st = file_read(o.config, command | OPTIONS_SERVE, &o, err);
+    if (!st) st = env_read(command | OPTIONS_SERVE, &o, err);
+    if (!st) st = args_read(command, argc, argv, &o, false, err);
+    if (!st) st = combination_check(command, &o, err);
     if (st) {
         options_fini(&o);
         return st;
@@ -611,10 +675,11 @@ static void help_row(FILE *f, const struct row *r)
     fputc('\n', f);
 }
 
-void options_help(FILE *f)
+void options_help(enum option_commands command, FILE *f)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
+        if (!row_of(&rows[i], command)) continue;
+        for (size_t g = 0; command == OPTIONS_SERVE && g < sizeof groups / sizeof *groups; g++)
             if (strcmp(rows[i].name, groups[g][0]) == 0) fprintf(f, "\n%s\n", groups[g][1]);
         help_row(f, &rows[i]);
     }

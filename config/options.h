@@ -33,6 +33,12 @@ enum opt_log_format { LOG_FORMAT_TEXT, LOG_FORMAT_JSON };
 
 #define OPTION_AUTO UINT64_MAX /* "auto" for a number */
 
+#define OPTION_NUMBERS_MAX 8u
+struct option_numbers {
+    uint32_t count, at[OPTION_NUMBERS_MAX];
+};
+#define OPTION_BATCH_MAX 256 /* largest number of --decode */
+
 struct options {
     /* model */
     char *model;             /* directory, GGUF file or hf:ORG/NAME; NULL = the bundled demo model */
@@ -98,18 +104,26 @@ struct options {
     enum log_level log_level;
     enum opt_log_format log_format;
     char *log_file; /* NULL: stderr */
+    /* bench */
+    char *shape; /* or NULL */
+    struct option_numbers prefill, decode, draft;
+    uint64_t context, repeats;
+    bool vision, profile, json;
 };
 
+enum option_commands { OPTIONS_SERVE = 1, OPTIONS_BENCH = 2 }; /* serve and inspect; bench */
+
 /* Fills *out from, in falling precedence: argv[0..argc) (flags "--name value" or "--name=value"), the
- * environment (KVASIR_NAME), the file of --config, defaults. ST_INVALID with a message that names the flag.
- * All strings of *out are owned: options_fini. */
-enum status options_parse(int argc, char **argv, struct options *out, struct err *err) KV_MUST_CHECK;
+ * environment (KVASIR_NAME), the file of --config, defaults. bench ignores what is serve's alone in
+ * these two. ST_INVALID with a message that names the flag. All strings of *out are owned: options_fini. */
+enum status options_parse(enum option_commands command, int argc, char **argv, struct options *out,
+                          struct err *err) KV_MUST_CHECK;
 void options_fini(struct options *o);
 bool options_size(const char *text, uint64_t *out); /* "512M" */
 /* The word of a value, ("quantize", QUANTIZE_INT8) -> "int8", and the value of a word, or -1. */
 const char *option_word(const char *name, unsigned value);
 int option_value(const char *name, const char *word);
 /* The flags table as text, generated from the same rows. */
-void options_help(FILE *f);
+void options_help(enum option_commands command, FILE *f);
 
 #endif

@@ -19,6 +19,27 @@
 /* Part of the fingerprint: incremented when the engine's arithmetic changes for the same kernel set. */
 #define NUMERICS_REVISION 5u
 
+struct engine_options engine_options_from(const struct options *o, const char *model_dir)
+{
+    bool drafts = o->draft_tokens > 0;
+    return (struct engine_options){.model_dir = model_dir,
+                                   .mmproj = o->mmproj,
+                                   .draft_dir = drafts ? o->draft_model : NULL,
+                                   .own_drafter = drafts,
+                                   .backend = o->backend,
+                                   .kernels = option_word("cpu-kernels", o->cpu_kernels),
+                                   .threads = (uint32_t)o->threads,
+                                   .dtype = o->dtype,
+                                   .gemm = o->gemm == GEMM_AUTO ? GEMM_CUBLAS : o->gemm,
+                                   .quantize = o->quantize,
+                                   .float_vision = !o->quantize_vision,
+                                   .kv_dtype = o->kv_dtype,
+                                   .kv_bytes = o->kv_memory == OPTION_AUTO ? 0 : o->kv_memory,
+                                   .context_max = (uint32_t)o->max_context,
+                                   .batch_tokens_max = (uint32_t)o->max_batch_tokens,
+                                   .sequences_max = (uint32_t)o->max_sequences};
+}
+
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {
     char why[512];

@@ -48,6 +48,8 @@ struct engine_options {
     void *progress_arg;
 };
 
+struct engine_options engine_options_from(const struct options *o, const char *model_dir);
+
 /* Recurrent layers (gated delta nets, short convolutions) form a group of their own, at most one. Its block
  * is the state of one sequence after some position, of all its layers and of fixed size, whatever the
  * position. */

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 sh scripts/deps.sh
 echo "build: make -j$(nproc)"
 # One line that counts what is compiled, on a terminal.
-files=$(find config kernels engine scheduler server -name '*.c' | wc -l)
+files=$(find config kernels engine scheduler bench server -name '*.c' | wc -l)
 progress() {
     while read -r line; do
         printf '%s\n' "$line"

@@ -1,11 +1,11 @@
 /* The program: sub-commands. The only file besides assert.h, bus_error.c and serve.c (second signal, failed
  * engine) that ends the process. */
+#include "bench/bench.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
 #include "config/gguf/gguf.h"
 #include "config/options.h"
 #include "engine/engine.h"
-#include "server/bench.h"
 #include "server/bus_error.h"
 #include "server/cache_command.h"
 #include "server/hub/hub.h"
@@ -47,12 +47,13 @@ static int usage(FILE *f)
     return f == stdout ? 0 : 2;
 }
 
-static int usage_flags(void)
+static int usage_flags(bool bench)
 {
+    if (bench) return bench_usage(), fflush(stdout) ? 1 : 0;
     puts("usage: kvasir serve [MODEL] [flags]\n       kvasir inspect [MODEL] [flags]\n\n"
          "  MODEL: a directory, a GGUF file, or ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M) on the\n"
          "  Hugging Face hub; without one, the demo model.");
-    options_help(stdout);
+    options_help(OPTIONS_SERVE, stdout);
     return fflush(stdout) ? 1 : 0;
 }
 
@@ -137,7 +138,7 @@ static int inspect(const struct options *o, const char *dir)
 {
     static char text[1 << 18];
     struct err err = {0};
-    struct engine_options eo = server_engine_options(o, dir);
+    struct engine_options eo = engine_options_from(o, dir);
     struct engine_inspected seen;
     bool starts =
         !engine_inspect(&eo, text, sizeof text, &seen, &err) && !model_load_check(o, dir, &seen, &err);
@@ -204,14 +205,13 @@ int main(int argc, char **argv)
     bus_error_catch();
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0)
         return puts("kvasir " KVASIR_VERSION KVASIR_COMMIT) < 0;
-    if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
     if (strcmp(command, "cache") == 0) return cache_command(argc - 1, argv + 1);
     if (strcmp(command, "ready") == 0) return ready(argc - 1, argv + 1);
     static const char *const of_the_hub[] = {"pull", "list", "rm"};
     for (size_t i = 0; i < 3; i++)
         if (strcmp(command, of_the_hub[i]) == 0) return hub_main(argc - 1, argv + 1);
-    bool serve = strcmp(command, "serve") == 0;
-    if (!serve && strcmp(command, "inspect") != 0) {
+    bool serve = strcmp(command, "serve") == 0, bench = strcmp(command, "bench") == 0;
+    if (!serve && !bench && strcmp(command, "inspect") != 0) {
         static const char *const help[] = {"help", "--help", "-h"};
         for (size_t i = 0; i < 3; i++)
             if (strcmp(command, help[i]) == 0) return usage(stdout);
@@ -220,20 +220,28 @@ int main(int argc, char **argv)
         return 2;
     }
     for (int i = 2; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return usage_flags();
-        if (!serve && strcmp(argv[i], "--devices") == 0) return argc == 3 ? inspect_devices() : usage(stderr);
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return usage_flags(bench);
+        if (!serve && !bench && strcmp(argv[i], "--devices") == 0)
+            return argc == 3 ? inspect_devices() : usage(stderr);
     }
     struct options opt;
     struct err err = {0};
-    if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err), 2;
-    log_set_level(opt.log_level);
+    if (options_parse(bench ? OPTIONS_BENCH : OPTIONS_SERVE, argc - 2, argv + 2, &opt, &err)) {
+        (void)fail(&err);
+        if (bench) fputs("see kvasir bench --help\n", stderr);
+        return 2;
+    }
+    log_set_level(bench ? LOG_WARN : opt.log_level);
     log_set_json(opt.log_format == LOG_FORMAT_JSON);
     if (opt.log_file && !log_open_file(opt.log_file))
         (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */
-    char *dir = err.msg[0] ? NULL : model_find(&opt, !serve, &err);
-    int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
+    char *dir = err.msg[0] || opt.shape ? NULL : model_find(&opt, !serve && !bench, &err);
+    int rc = err.msg[0] ? fail(&err)
+             : serve    ? server_run(&opt, dir)
+             : bench    ? bench_run(&opt, dir)
+                        : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);
     return rc;

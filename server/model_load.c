@@ -29,27 +29,6 @@ static void load_progress(void *arg, uint64_t done, uint64_t total)
     progress_show(arg, done, total, 0);
 }
 
-struct engine_options server_engine_options(const struct options *o, const char *model_dir)
-{
-    bool drafts = o->draft_tokens > 0;
-    return (struct engine_options){.model_dir = model_dir,
-                                   .mmproj = o->mmproj,
-                                   .draft_dir = drafts ? o->draft_model : NULL,
-                                   .own_drafter = drafts,
-                                   .backend = o->backend,
-                                   .kernels = option_word("cpu-kernels", o->cpu_kernels),
-                                   .threads = (uint32_t)o->threads,
-                                   .dtype = o->dtype,
-                                   .gemm = o->gemm == GEMM_AUTO ? GEMM_CUBLAS : o->gemm,
-                                   .quantize = o->quantize,
-                                   .float_vision = !o->quantize_vision,
-                                   .kv_dtype = o->kv_dtype,
-                                   .kv_bytes = o->kv_memory == OPTION_AUTO ? 0 : o->kv_memory,
-                                   .context_max = (uint32_t)o->max_context,
-                                   .batch_tokens_max = (uint32_t)o->max_batch_tokens,
-                                   .sequences_max = (uint32_t)o->max_sequences};
-}
-
 /* On a GPU a verify step does not use the recorded CUDA graphs; prompt lookup has no measured gain there. */
 static uint32_t draft_tokens(const struct options *o, const struct model *m)
 {
@@ -190,7 +169,7 @@ static enum status engine_and_text_load(const struct options *o, const char *dir
                                         struct err *err)
 {
     struct progress progress = {.what = "loading"};
-    struct engine_options eo = server_engine_options(o, dir);
+    struct engine_options eo = engine_options_from(o, dir);
     struct text_load text = text_of(o, dir, m);
     uv_thread_t thread;
     eo.progress = load_progress;

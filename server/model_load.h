@@ -8,8 +8,6 @@
 #include "engine/engine.h"
 #include "server/context/model.h"
 
-/* Engine options from the flags. */
-struct engine_options server_engine_options(const struct options *o, const char *model_dir);
 /* Whether what model_load reads beside the engine's files can be read: tokenizer, chat template, pooling. A
  * directory without weights may lack them. */
 enum status model_load_check(const struct options *o, const char *dir, const struct engine_inspected *engine,

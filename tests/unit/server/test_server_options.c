@@ -11,11 +11,16 @@
 
 #include <cmocka.h>
 
-static enum status parse(struct options *o, struct err *err, int argc, const char **argv)
+static enum status parse_for(enum option_commands command, struct options *o, struct err *err, int argc,
+                             const char **argv)
 {
     char *args[16];
     for (int i = 0; i < argc; i++) args[i] = (char *)(uintptr_t)argv[i];
-    return options_parse(argc, args, o, err);
+    return options_parse(command, argc, args, o, err);
+}
+static enum status parse(struct options *o, struct err *err, int argc, const char **argv)
+{
+    return parse_for(OPTIONS_SERVE, o, err, argc, argv);
 }
 #define PARSE(o, err, ...)                                                                                   \
     parse(o, err, (int)(sizeof(const char *[]){__VA_ARGS__} / sizeof(char *)), (const char *[]){__VA_ARGS__})
@@ -25,7 +30,7 @@ static void test_defaults(void **state)
     (void)state;
     struct options o;
     struct err err = {{0}};
-    assert_int_equal(options_parse(0, NULL, &o, &err), ST_OK);
+    assert_int_equal(options_parse(OPTIONS_SERVE, 0, NULL, &o, &err), ST_OK);
     assert_string_equal(o.host, "127.0.0.1");
     assert_int_equal(o.port, 8000);
     assert_null(o.model);
@@ -206,6 +211,51 @@ static void test_bad(void **state)
     }
 }
 
+/* bench takes the flags of the engine and its own; serve's are known in the environment, and nothing more. */
+static void test_bench(void **state)
+{
+    (void)state;
+    static const struct {
+        enum option_commands command;
+        const char *argv[4], *env, *message;
+    } table[] = {
+        {OPTIONS_BENCH, {"--shape", "x", "--decode", "none"}, NULL, NULL},
+        {OPTIONS_BENCH, {"x/y", "--dtype=f32", "--json", "--vision"}, "KVASIR_MAX_N", NULL},
+        {OPTIONS_BENCH, {"--json"}, NULL, "give either --model or --shape"},
+        {OPTIONS_BENCH, {"--shape=x", "--model=y"}, NULL, "give either --model or --shape"},
+        {OPTIONS_BENCH,
+         {"--shape=x", "--decode=1,0"},
+         NULL,
+         "'1,0' is not a list of at most 8 numbers of 1 to 256"},
+        {OPTIONS_BENCH, {"--shape=x", "--decode=1,"}, NULL, "--decode"},
+        {OPTIONS_BENCH, {"--shape=x", "--draft=101"}, NULL, "--draft"},
+        {OPTIONS_BENCH, {"--shape=x", "--prefill=1,2,3,4,5,6,7,8,9"}, NULL, "--prefill"},
+        {OPTIONS_BENCH, {"--shape=x", "--port=1"}, NULL, "unknown flag '--port=1'"},
+        {OPTIONS_BENCH, {"--shape=x"}, "KVASIR_MAX_M", "unknown name"},
+        {OPTIONS_SERVE, {"--shape=x"}, NULL, "unknown flag '--shape=x'"},
+        {OPTIONS_SERVE, {NULL}, "KVASIR_CONTEXT", "unknown name"},
+    };
+    struct options o;
+    struct err err;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const char *argv[4];
+        int argc = 0;
+        while (argc < 4 && table[i].argv[argc]) argv[argc] = table[i].argv[argc], argc++;
+        if (table[i].env) setenv(table[i].env, "5", 1);
+        err = (struct err){{0}};
+        enum status st = parse_for(table[i].command, &o, &err, argc, argv);
+        if (table[i].env) unsetenv(table[i].env);
+        if (!st != !table[i].message || (st && !strstr(err.msg, table[i].message)))
+            fail_msg("case %zu: %s", i, err.msg);
+        if (!st) options_fini(&o);
+    }
+    assert_int_equal(parse_for(OPTIONS_BENCH, &o, &err, 2, (const char *[]){"--shape=x", "--decode=1,256"}),
+                     0);
+    assert_true(o.prefill.count == 2 && o.prefill.at[0] == 512 && o.prefill.at[1] == 2048);
+    assert_true(o.decode.count == 2 && o.decode.at[1] == 256 && o.draft.count == 0 && !o.json);
+    options_fini(&o);
+}
+
 static void test_precedence(void **state)
 {
     (void)state;
@@ -226,11 +276,11 @@ static void test_precedence(void **state)
     assert_string_equal(o.host, "0.0.0.0");
     options_fini(&o);
     setenv("KVASIR_CONFIG", path, 1);
-    assert_int_equal(options_parse(0, NULL, &o, &err), ST_OK);
+    assert_int_equal(options_parse(OPTIONS_SERVE, 0, NULL, &o, &err), ST_OK);
     assert_int_equal(o.max_queue, 7);
     options_fini(&o);
     setenv("KVASIR_MAX_N", "many", 1);
-    assert_int_equal(options_parse(0, NULL, &o, &err), ST_INVALID);
+    assert_int_equal(options_parse(OPTIONS_SERVE, 0, NULL, &o, &err), ST_INVALID);
     unsetenv("KVASIR_MAX_N");
     unsetenv("KVASIR_PORT");
     unsetenv("KVASIR_CONFIG");
@@ -256,7 +306,7 @@ static void test_help(void **state)
     size_t len = 0;
     FILE *f = open_memstream(&text, &len);
     assert_non_null(f);
-    options_help(f);
+    options_help(OPTIONS_SERVE, f);
     fclose(f);
     assert_non_null(strstr(text, "--max-context"));
     assert_non_null(strstr(text, "--stream-finish separate|merged"));
@@ -268,6 +318,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),   cmocka_unit_test(test_good), cmocka_unit_test(test_bad),
         cmocka_unit_test(test_precedence), cmocka_unit_test(test_help), cmocka_unit_test(test_words),
+        cmocka_unit_test(test_bench),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

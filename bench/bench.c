@@ -1,151 +1,35 @@
 /* `kvasir bench`: measures the machine's (CPU's or GPU's) ceilings (matrix peak, read bandwidth), then
  * prefill and decode of a checkpoint or of random weights of a named shape, each as tokens/s and as a share
  * of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
-#include "server/bench.h"
+#include "bench/bench.h"
 
 #include "config/base/clock.h"
-#include "config/base/env.h"
-#include "config/base/log.h"
+#include "config/options.h"
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
-#include "server/bench_profile.h"
-#include "server/bench_shapes.h"
+#include "bench/profile.h"
+#include "bench/shapes.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, IMAGE_TOKENS = 4096 };
+enum { DECODE_STEPS = 24, IMAGE_TOKENS = 4096, BATCH_MAX = OPTION_BATCH_MAX };
 
-struct bench_args {
-    const char *model, *shape, *kernels;
-    int backend, dtype, quantize, kv_dtype, gemm;
-    uint32_t threads, repeats, context;
-    uint32_t prefill[LIST_MAX], prefill_count;
-    uint32_t decode[LIST_MAX], decode_count;
-    uint32_t right[LIST_MAX], right_count;
-    const char *drafter;
-    bool vision, json, profile;
-};
-
-static void usage(void)
+void bench_usage(void)
 {
-    fputs("usage: kvasir bench (--model DIR|FILE | --shape NAME) [options]\n"
-          "  --model DIR|FILE               checkpoint directory, or a GGUF file\n"
-          "  --shape NAME                   random weights of a known model's shape, see below\n"
-          "  --backend auto|cpu|cuda        where the model runs [auto]\n"
-          "  --cpu-kernels SET              auto, reference, avx2, avx512 or amx [auto]\n"
-          "  --threads N                    compute threads [all usable cores]\n"
-          "  --gemm auto|cublas|own         matrix products on a GPU [auto]\n"
-          "  --dtype auto|bf16|f32          compute type [auto: the checkpoint's]\n"
-          "  --quantize none|int8|int4      weight quantization at load, CPU only [none]\n"
-          "  --kv-dtype auto|bf16|int8      type of the KV cache [auto]\n"
-          "  --prefill N,N...|none          prompt lengths to measure [512,2048]\n"
-          "  --decode N,N...|none           batch sizes to measure [1,8,32]\n"
-          "  --context N                    tokens in the cache when decoding starts [128]\n"
-          "  --vision                       also measure the vision tower\n"
-          "  --draft P,P...                 speculative decoding at acceptance rates of P %, against none,\n"
-          "                                 by batch of --decode, with --draft-model or the shape's drafter\n"
-          "  --draft-model DIR              drafter of --draft\n"
-          "  --repeats N                    runs of each measurement; the best counts [3]\n"
-          "  --profile                      time by part of the model, with shares of the ceilings\n"
-          "  --json                         the results as JSON\n"
-          "\nThe ceilings are measured on this machine with products of the compute type. Products of 8-bit\n"
+    puts("usage: kvasir bench (MODEL | --model MODEL | --shape NAME) [flags]\n");
+    options_help(OPTIONS_BENCH, stdout);
+    fputs("\nThe ceilings are measured on this machine with products of the compute type. Products of 8-bit\n"
           "weights (--quantize, quantized checkpoints) are faster than those: they can exceed 100 %. So can\n"
           "the read bandwidth of weights that fit into the CPU's caches.\n"
           "\nShapes:",
           stdout);
     for (size_t i = 0; bench_shape_name(i); i++) printf("%s %s", i % 6 ? "" : "\n ", bench_shape_name(i));
     puts("\n  NAME/N: its first N layers only");
-}
-
-static bool parse_numbers(const char *s, uint32_t *out, uint32_t *count, uint32_t min, uint32_t max)
-{
-    *count = 0;
-    if (strcmp(s, "none") == 0) return true;
-    while (*count < LIST_MAX) {
-        char *end;
-        errno = 0;
-        unsigned long v = strtoul(s, &end, 10);
-        if (end == s || errno || v < min || v > max) return false;
-        out[(*count)++] = (uint32_t)v;
-        if (*end == '\0') return true;
-        if (*end != ',') return false;
-        s = end + 1;
-    }
-    return false;
-}
-
-static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t max)
-{
-    return parse_numbers(s, out, count, 1, max);
-}
-
-static bool parse_args(int argc, char **argv, struct bench_args *a)
-{
-    static const struct option opts[] = {
-        {"backend", 1, 0, 'b'},     {"model", 1, 0, 'm'},    {"shape", 1, 0, 's'},
-        {"threads", 1, 0, 't'},     {"kernels", 1, 0, 'k'},  {"cpu-kernels", 1, 0, 'k'},
-        {"dtype", 1, 0, 'd'},       {"quantize", 1, 0, 'q'}, {"prefill", 1, 0, 'p'},
-        {"decode", 1, 0, 'D'},      {"context", 1, 0, 'c'},  {"vision", 0, 0, 'v'},
-        {"repeats", 1, 0, 'r'},     {"json", 0, 0, 'j'},     {"draft", 1, 0, 'g'},
-        {"draft-model", 1, 0, 'G'}, {"help", 0, 0, 'h'},     {"profile", 0, 0, 'P'},
-        {"kv-dtype", 1, 0, 'K'},    {"gemm", 1, 0, 'B'},     {NULL, 0, 0, 0}};
-    uint32_t n;
-    uint32_t one[LIST_MAX];
-    *a = (struct bench_args){.repeats = REPEATS_DEFAULT,
-                             .context = 128,
-                             .prefill = {512, 2048},
-                             .prefill_count = 2,
-                             .decode = {1, 8, 32},
-                             .decode_count = 3};
-    optind = 1;
-    for (int c; (c = getopt_long(argc, argv, "", opts, NULL)) != -1;) {
-        bool ok = true;
-        switch (c) {
-        case 'b': ok = (a->backend = option_value("backend", optarg)) >= 0; break;
-        case 'm': a->model = optarg; break;
-        case 's': a->shape = optarg; break;
-        case 'k': a->kernels = optarg; break;
-        case 'd': ok = (a->dtype = option_value("dtype", optarg)) >= 0; break;
-        case 'B': ok = (a->gemm = option_value("gemm", optarg)) >= 0; break;
-        case 'q': ok = (a->quantize = option_value("quantize", optarg)) >= 0; break;
-        case 'K': ok = (a->kv_dtype = option_value("kv-dtype", optarg)) >= 0; break;
-        case 'v': a->vision = true; break;
-        case 'g': ok = parse_numbers(optarg, a->right, &a->right_count, 0, 100); break;
-        case 'G': a->drafter = optarg; break;
-        case 'j': a->json = true; break;
-        case 'P': a->profile = true; break;
-        case 'p': ok = parse_list(optarg, a->prefill, &a->prefill_count, 1u << 17); break;
-        case 'D': ok = parse_list(optarg, a->decode, &a->decode_count, BATCH_MAX); break;
-        case 't':
-            ok = parse_list(optarg, one, &n, 1024) && n == 1;
-            a->threads = one[0];
-            break;
-        case 'r':
-            ok = parse_list(optarg, one, &n, 1000) && n == 1;
-            a->repeats = one[0];
-            break;
-        case 'c':
-            ok = parse_list(optarg, one, &n, 1u << 17) && n == 1;
-            a->context = one[0];
-            break;
-        case 'h': usage(); exit(0);
-        default: return false;
-        }
-        if (!ok) {
-            fprintf(stderr, "kvasir bench: bad value \"%s\"\n", optarg);
-            return false;
-        }
-    }
-    if (optind < argc) fprintf(stderr, "kvasir bench: unexpected argument \"%s\"\n", argv[optind]);
-    else if (!a->model == !a->shape) fputs("kvasir bench: give either --model or --shape\n", stderr);
-    else return true;
-    return false;
 }
 
 static void remove_shape(const char *dir)
@@ -305,22 +189,22 @@ struct result {
     uint32_t passes;
 };
 
-static bool profile_start(struct engine *e, const struct bench_args *a)
+static bool profile_start(struct engine *e, const struct options *o)
 {
     struct err err = {{0}};
-    if (!a->profile || !engine_profile_start(e, &err)) return true;
+    if (!o->profile || !engine_profile_start(e, &err)) return true;
     fprintf(stderr, "kvasir bench: %s\n", err.msg);
     return false;
 }
 
 static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
-                          const struct bench_args *a, uint32_t n, const struct sampling_params *sp,
+                          const struct options *o, uint32_t n, const struct sampling_params *sp,
                           struct result *r)
 {
     struct bench_seqs q;
-    bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n) && profile_start(e, a);
+    bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n) && profile_start(e, o);
     double best = 1e30, wall = 0;
-    for (uint32_t i = 0; ok && i < a->repeats; i++) {
+    for (uint32_t i = 0; ok && i < o->repeats; i++) {
         double t = now_s();
         ok = feed(e, caps, &q, 0, n);
         t = now_s() - t;
@@ -333,7 +217,7 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
     *r = (struct result){.tokens_s = n / best,
                          .seconds = best,
                          .wall = wall,
-                         .passes = a->repeats,
+                         .passes = (uint32_t)o->repeats,
                          .flops_share = flops / best / c->matrix_flops,
                          .read_share = weight_bytes(c, n) / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "prefill %u", n);
@@ -341,14 +225,14 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
 }
 
 static bool bench_decode(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
-                         const struct bench_args *a, uint32_t batch, const struct sampling_params *sp,
+                         const struct options *o, uint32_t batch, const struct sampling_params *sp,
                          struct result *r)
 {
     struct bench_seqs q;
-    uint32_t ctx = a->context, length = ctx + DECODE_STEPS + 1;
-    bool ok = seqs_init(&q, caps, batch, length, sp) && feed(e, caps, &q, 0, ctx) && profile_start(e, a);
+    uint32_t ctx = (uint32_t)o->context, length = ctx + DECODE_STEPS + 1;
+    bool ok = seqs_init(&q, caps, batch, length, sp) && feed(e, caps, &q, 0, ctx) && profile_start(e, o);
     double best = 1e30, wall = 0;
-    for (uint32_t i = 0; ok && i < a->repeats; i++) {
+    for (uint32_t i = 0; ok && i < o->repeats; i++) {
         double t = now_s();
         for (uint32_t s = 0; ok && s < DECODE_STEPS; s++) {
             for (uint32_t j = 0; j < batch; j++) {
@@ -370,21 +254,21 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
     *r = (struct result){.tokens_s = batch / best,
                          .seconds = best,
                          .wall = wall,
-                         .passes = a->repeats * DECODE_STEPS,
+                         .passes = (uint32_t)o->repeats * DECODE_STEPS,
                          .flops_share = flops / best / c->matrix_flops,
                          .read_share = bytes / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "decode batch %u", batch);
     return ok;
 }
 
-static bool bench_vision(struct engine *e, const struct engine_costs *c, const struct bench_args *a,
+static bool bench_vision(struct engine *e, const struct engine_costs *c, const struct options *o,
                          struct result *r)
 {
     uint32_t side = c->vision_side;
     struct image_u8 img = {.width = side, .height = side, .rgb = calloc((size_t)side * side, 3)};
     double best = 1e30, wall = 0;
-    bool ok = img.rgb != NULL && profile_start(e, a);
-    for (uint32_t i = 0; ok && i < a->repeats; i++) {
+    bool ok = img.rgb != NULL && profile_start(e, o);
+    for (uint32_t i = 0; ok && i < o->repeats; i++) {
         struct engine_features *f;
         struct err err = {{0}};
         bool done = false;
@@ -401,16 +285,16 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
     *r = (struct result){.tokens_s = 1 / best,
                          .seconds = best,
                          .wall = wall,
-                         .passes = a->repeats,
+                         .passes = (uint32_t)o->repeats,
                          .flops_share = c->vision_flops / best / c->matrix_flops};
     snprintf(r->name, sizeof r->name, "images of %ux%u", side, side);
     return ok;
 }
 
 static void print_result(const struct engine *e, const struct engine_costs *c, const struct result *r,
-                         const struct bench_args *a, bool first)
+                         const struct options *o, bool first)
 {
-    bool json = a->json;
+    bool json = o->json;
     if (json)
         printf("%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f",
                first ? "" : ",", r->name, r->tokens_s, r->seconds, r->flops_share, r->read_share);
@@ -418,7 +302,7 @@ static void print_result(const struct engine *e, const struct engine_costs *c, c
         printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of %s matrix peak   %5.1f %% of read bandwidth\n",
                r->name, r->tokens_s, r->seconds * 1e3, r->flops_share * 100, engine_model(e)->dtype,
                r->read_share * 100);
-    if (a->profile) {
+    if (o->profile) {
         struct engine_profile_part parts[ENGINE_PROFILE_PARTS];
         engine_profile_read(e, parts);
         bench_profile_print(parts, r->wall, r->passes, c, json);
@@ -427,30 +311,32 @@ static void print_result(const struct engine *e, const struct engine_costs *c, c
     fflush(stdout);
 }
 
-static bool print_drafts(struct engine *e, const struct bench_args *a, const struct sampling_params *sp,
+static bool print_drafts(struct engine *e, const struct options *o, const struct sampling_params *sp,
                          bool first)
 {
-    for (uint32_t i = 0; i < a->right_count; i++)
-        for (uint32_t k = 0; k < a->decode_count; k++, first = false) {
+    for (uint32_t i = 0; i < o->draft.count; i++)
+        for (uint32_t k = 0; k < o->decode.count; k++, first = false) {
             struct bench_drafts r;
-            if (!bench_drafts(e, a->decode[k], a->context, a->right[i], a->repeats, sp, &r)) return false;
+            if (!bench_drafts(e, o->decode.at[k], (uint32_t)o->context, o->draft.at[i], (uint32_t)o->repeats,
+                              sp, &r))
+                return false;
             double ratio = r.tokens_s / r.plain_tokens_s;
-            if (a->json)
+            if (o->json)
                 printf("%s{\"name\":\"draft %u batch %u\",\"per_s\":%.4g,\"undrafted_per_s\":%.4g,"
                        "\"ratio\":%.4f,\"tokens_per_step\":%.3f}",
-                       first ? "" : ",", a->right[i], a->decode[k], r.tokens_s, r.plain_tokens_s, ratio,
+                       first ? "" : ",", o->draft.at[i], o->decode.at[k], r.tokens_s, r.plain_tokens_s, ratio,
                        r.tokens_per_step);
             else
                 printf(
                     "draft %3u %%, batch %-3u %9.1f /s   %.3fx of %.1f /s undrafted   %.2f tokens a step and "
                     "sequence\n",
-                    a->right[i], a->decode[k], r.tokens_s, ratio, r.plain_tokens_s, r.tokens_per_step);
+                    o->draft.at[i], o->decode.at[k], r.tokens_s, ratio, r.plain_tokens_s, r.tokens_per_step);
             fflush(stdout);
         }
     return true;
 }
 
-static int chunk(struct engine *e, const struct bench_args *a)
+static int measure(struct engine *e, const struct options *o)
 {
     struct engine_caps caps;
     struct engine_costs c;
@@ -467,76 +353,65 @@ static int chunk(struct engine *e, const struct bench_args *a)
                                            .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     char threads[32] = ""; /* not reported for a GPU */
     if (c.threads) snprintf(threads, sizeof threads, "%u threads, ", c.threads);
-    if (a->json)
+    if (o->json)
         printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"weights\":\"%s\","
                "\"kv\":\"%s\",\"matrix_tflops\":%.4f,"
                "\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
-               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, m->weights, m->kv_dtype,
+               o->shape ? o->shape : o->model, m->backend, c.threads, m->dtype, m->weights, m->kv_dtype,
                c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
     else
         printf("%s, %s, %s%s, weights %s, KV %s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read "
                "for "
                "one token: "
                "%.0f MB\n",
-               a->shape ? a->shape : a->model, m->backend, threads, m->dtype, m->weights, m->kv_dtype,
+               o->shape ? o->shape : o->model, m->backend, threads, m->dtype, m->weights, m->kv_dtype,
                c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
     bool ok = true, first = true;
     struct result r;
-    for (uint32_t i = 0; ok && i < a->prefill_count; i++, first = false)
-        if ((ok = bench_prefill(e, &caps, &c, a, a->prefill[i], &greedy, &r)))
-            print_result(e, &c, &r, a, first);
-    for (uint32_t i = 0; ok && i < a->decode_count; i++, first = false)
-        if ((ok = bench_decode(e, &caps, &c, a, a->decode[i], &greedy, &r)))
-            print_result(e, &c, &r, a, first);
-    if (ok && a->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, a, &r)))
-        print_result(e, &c, &r, a, first);
-    if (ok) ok = print_drafts(e, a, &greedy, first);
-    if (a->json) printf("]}\n");
+    for (uint32_t i = 0; ok && i < o->prefill.count; i++, first = false)
+        if ((ok = bench_prefill(e, &caps, &c, o, o->prefill.at[i], &greedy, &r)))
+            print_result(e, &c, &r, o, first);
+    for (uint32_t i = 0; ok && i < o->decode.count; i++, first = false)
+        if ((ok = bench_decode(e, &caps, &c, o, o->decode.at[i], &greedy, &r)))
+            print_result(e, &c, &r, o, first);
+    if (ok && o->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, o, &r)))
+        print_result(e, &c, &r, o, first);
+    if (ok) ok = print_drafts(e, o, &greedy, first);
+    if (o->json) printf("]}\n");
     return ok ? 0 : 1;
 }
 
-int bench_main(int argc, char **argv)
+int bench_run(const struct options *o, const char *dir)
 {
-    struct bench_args a;
-    if (!parse_args(argc, argv, &a)) {
-        fputs("see kvasir bench --help\n", stderr);
+    char shape[64] = "", drafter[64] = "";
+    if (o->shape && !write_config(o->shape, bench_shape_write, shape)) {
+        fprintf(stderr, "kvasir bench: unknown shape \"%s\" (see kvasir bench --help)\n", o->shape);
         return 2;
     }
-    log_set_level(LOG_WARN);
-    char dir[64] = "", drafter[64] = "";
-    if (a.shape && !write_config(a.shape, bench_shape_write, dir)) {
-        fprintf(stderr, "kvasir bench: unknown shape \"%s\" (see kvasir bench --help)\n", a.shape);
-        return 2;
-    }
-    if (a.shape && a.right_count && !a.drafter && write_config(a.shape, bench_drafter_write, drafter))
-        a.drafter = drafter;
-    uint32_t longest = a.context + (a.right_count ? BENCH_DRAFT_TOKENS : DECODE_STEPS) + 32, batch = 1;
-    for (uint32_t i = 0; i < a.decode_count; i++) batch = a.decode[i] > batch ? a.decode[i] : batch;
-    for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
-    if (a.vision && longest < IMAGE_TOKENS) longest = IMAGE_TOKENS;
-    struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
-                                 .draft_dir = a.right_count ? a.drafter : NULL,
-                                 .backend = (enum opt_backend)a.backend,
-                                 .kernels = a.kernels ? a.kernels : env_get("KVASIR_CPU_KERNELS"),
-                                 .threads = a.threads,
-                                 .dtype = (enum opt_dtype)a.dtype,
-                                 .gemm = (enum opt_gemm)a.gemm,
-                                 .quantize = (enum opt_quantize)a.quantize,
-                                 .kv_dtype = (enum opt_kv_dtype)a.kv_dtype,
-                                 .profile = a.profile,
-                                 .context_max = longest,
-                                 .sequences_max = batch,
-                                 .random_weights = a.shape != NULL};
+    bool drafts = o->draft.count > 0;
+    if (o->shape && drafts && !o->draft_model) (void)write_config(o->shape, bench_drafter_write, drafter);
+    uint32_t longest = (uint32_t)o->context + (drafts ? BENCH_DRAFT_TOKENS : DECODE_STEPS) + 32, batch = 1;
+    for (uint32_t i = 0; i < o->decode.count; i++) batch = o->decode.at[i] > batch ? o->decode.at[i] : batch;
+    for (uint32_t i = 0; i < o->prefill.count; i++)
+        longest = o->prefill.at[i] > longest ? o->prefill.at[i] : longest;
+    if (o->vision && longest < IMAGE_TOKENS) longest = IMAGE_TOKENS;
+    struct engine_options opt = engine_options_from(o, o->shape ? shape : dir);
+    opt.draft_dir = !drafts ? NULL : drafter[0] ? drafter : o->draft_model;
+    opt.own_drafter = false;
+    opt.profile = o->profile;
+    opt.context_max = longest;
+    opt.sequences_max = batch;
+    opt.random_weights = o->shape != NULL;
     struct engine *e;
     struct err err = {{0}};
     enum status st = engine_open(&opt, &e, &err);
-    if (dir[0]) remove_shape(dir);
+    if (shape[0]) remove_shape(shape);
     if (drafter[0]) remove_shape(drafter);
     if (st) {
         fprintf(stderr, "kvasir bench: %s\n", err.msg);
         return 1;
     }
-    int rc = chunk(e, &a);
+    int rc = measure(e, o);
     engine_close(e);
     return rc;
 }

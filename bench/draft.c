@@ -1,7 +1,7 @@
 /* See bench.h: sequences with and without speculative decoding, at a given acceptance rate. The scheduler
  * chooses the number of draft tokens, as in the server, and keeps its statistics across repeats; a draft
  * model runs, but its tokens are replaced, so that its time counts. */
-#include "server/bench.h"
+#include "bench/bench.h"
 
 #include "config/base/clock.h"
 #include "engine/engine.h"

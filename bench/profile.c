@@ -1,5 +1,5 @@
-/* See bench_profile.h. */
-#include "server/bench_profile.h"
+/* See profile.h. */
+#include "bench/profile.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* See bench_shapes.h. */
-#include "server/bench_shapes.h"
+/* See shapes.h. */
+#include "bench/shapes.h"
 
 #include <stdint.h>
 #include <string.h>
