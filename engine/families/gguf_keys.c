@@ -1,5 +1,6 @@
 /* See gguf_keys.h. */
 #include "engine/families/gguf_keys.h"
+#include "config/base/decimal.h"
 
 #include "engine/families/families.h"
 
@@ -52,13 +53,10 @@ bool gguf_read_u32(struct gguf_keys *k, const char *key, bool need, uint32_t lo,
 /* Files hold floats: the shortest decimal of the same float is the intended number. */
 static double decimal_of(double v)
 {
-    char text[40];
-    bool is_float = (double)(float)v == v;
-    for (int digits = 6; is_float && digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, v);
-        if (strtof(text, NULL) == (float)v) return strtod(text, NULL);
-    }
-    return v;
+    char text[DECIMAL_BYTES];
+    if ((double)(float)v != v) return v;
+    decimal_shortest(v, true, 6, text);
+    return strtod(text, NULL);
 }
 
 bool gguf_read_f64(struct gguf_keys *k, const char *key, double lo, double hi, double *v)

@@ -1,5 +1,6 @@
 /* See metrics.h. Families are tables; each is exported from the first scrape, with zeros. */
 #include "server/http/metrics.h"
+#include "config/base/decimal.h"
 
 #include "engine/model/model_info.h"
 #include "server/fetch/fetch.h"
@@ -232,15 +233,10 @@ struct writer {
         if (!(w)->st) (w)->st = buf_addf((w)->b, __VA_ARGS__);                                               \
     } while (0)
 
-/* Formats like Python's float, so that `le` values equal those of other servers. */
-static const char *number(double v, char text[32])
+/* As Python's float, so that `le` values equal those of other servers. */
+static const char *number(double v, char text[DECIMAL_BYTES])
 {
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, 32, "%.*g", digits, v);
-        if (strtod(text, NULL) == v) break;
-    }
-    if (strchr(text, 'e') && fabs(v) >= 1 && fabs(v) < 1e16) snprintf(text, 32, "%.0f", v);
-    if (!strpbrk(text, ".en")) strcat(text, ".0");
+    (void)decimal_repr(v, text);
     return text;
 }
 
@@ -259,7 +255,7 @@ static void head_plain(struct writer *w, const char *name, const char *help)
 /* One series; its own label, if any, in alphabetical order among the others. */
 static void sample(struct writer *w, const char *name, const char *label, const char *value, double v)
 {
-    char text[32];
+    char text[DECIMAL_BYTES];
     bool before = strcmp(label, "model_name") < 0;
     W(w, "%s{engine=\"0\"", name);
     if (*label && before) W(w, ",%s=\"%s\"", label, value);
@@ -295,7 +291,7 @@ static void family(struct writer *w, const char *name, const char *help, const c
 static void histogram_text(struct writer *w, const char *name, const char *labels, const struct histogram *h,
                            const struct scale *s)
 {
-    char text[32];
+    char text[DECIMAL_BYTES];
     uint64_t total = 0;
     for (uint32_t i = 0; i < s->count; i++) {
         total += h->counts[i];
@@ -360,7 +356,7 @@ static const struct {
 
 static void groups_text(struct writer *w, const struct sched_stats *st)
 {
-    char help[128], text[32];
+    char help[128], text[DECIMAL_BYTES];
     for (size_t i = 0; i < sizeof group_families / sizeof *group_families; i++) {
         snprintf(help, sizeof help, "%s, by group of layers.", group_families[i].help);
         head_plain(w, group_families[i].name, help);
@@ -571,7 +567,7 @@ static void http_text(struct writer *w)
 /* One without labels. */
 static void process_one(struct writer *w, const char *name, const char *help, double v)
 {
-    char text[32];
+    char text[DECIMAL_BYTES];
     head_plain(w, name, help);
     W(w, "%s %s\n", name, number(v, text));
 }

@@ -361,7 +361,6 @@ size_t jn_char_of_byte(const struct jinja_str *s, size_t byte);
 struct jinja_value jn_to_str(struct jinja_ctx *c, struct jinja_value v);    /* str(v): always JN_STR */
 void jn_print(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v); /* appends str(v) */
 void jn_repr(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v);
-size_t jn_float_repr(double f, char out[40]);
 bool jn_str_is(struct jinja_value v, const char *text);
 int jn_str_cmp(const struct jinja_str *a, const struct jinja_str *b);
 struct jinja_value jn_escape(struct jinja_ctx *c,

@@ -1,5 +1,6 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
+#include "config/base/decimal.h"
 #include "config/base/json_text.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
@@ -30,13 +31,13 @@ static uint32_t origin_of(struct jinja_value v)
 static void json_key(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value k,
                      const struct jn_json_style *st)
 {
-    char text[48];
+    char text[DECIMAL_BYTES];
     const char *p = text;
     if (k.type == JN_STR) {
         json_string(c, sb, k.u.s, st->ascii, origin_of(k));
         return;
     }
-    if (k.type == JN_FLOAT) text[jn_float_repr(k.u.f, text)] = '\0';
+    if (k.type == JN_FLOAT) (void)decimal_repr(k.u.f, text);
     else if (k.type == JN_INT) snprintf(text, sizeof text, "%lld", (long long)k.u.i);
     else if (k.type == JN_BIG) p = k.u.s->p;
     else if (k.type == JN_BOOL) p = k.u.i ? "true" : "false";
@@ -106,7 +107,7 @@ static void json_dict(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value 
 static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
                        const struct jn_json_style *st, uint32_t level)
 {
-    char text[48];
+    char text[DECIMAL_BYTES];
     const char *p = text;
     jn_enter(c);
     switch (v.type) {
@@ -120,7 +121,7 @@ static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value
     case JN_BOOL:
     case JN_INT:
     case JN_FLOAT:
-        if (v.type == JN_FLOAT && isfinite(v.u.f)) text[jn_float_repr(v.u.f, text)] = '\0';
+        if (v.type == JN_FLOAT && isfinite(v.u.f)) (void)decimal_repr(v.u.f, text);
         else if (v.type == JN_FLOAT) p = isnan(v.u.f) ? "NaN" : v.u.f < 0 ? "-Infinity" : "Infinity";
         else if (v.type == JN_INT) snprintf(text, sizeof text, "%lld", (long long)v.u.i);
         else p = v.type == JN_NONE ? "null" : v.u.i ? "true" : "false";

@@ -1,6 +1,7 @@
 /* Strings of the template interpreter: text plus, byte by byte, its origin. Every operation that builds
  * strings uses the builder here, which preserves origins. Also operations shared by filters and str methods.
  */
+#include "config/base/decimal.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -170,51 +171,6 @@ int jn_str_cmp(const struct jinja_str *a, const struct jinja_str *b)
 
 /* ---- printing ---- */
 
-/* Python's repr of a float: the shortest digits that round-trip. */
-size_t jn_float_repr(double f, char out[40])
-{
-    if (isnan(f)) return (size_t)snprintf(out, 40, "nan");
-    if (isinf(f)) return (size_t)snprintf(out, 40, f < 0 ? "-inf" : "inf");
-    char sci[40];
-    for (int prec = 0; prec <= 16; prec++) {
-        snprintf(sci, sizeof sci, "%.*e", prec, f);
-        if (strtod(sci, NULL) == f) break;
-    }
-    char *e = strchr(sci, 'e'), digits[24];
-    int exp = atoi(e + 1);
-    size_t n = 0, o = 0;
-    const char *p = sci;
-    if (*p == '-') out[o++] = *p++;
-    for (; p < e; p++)
-        if (*p != '.') digits[n++] = *p;
-    while (n > 1 && digits[n - 1] == '0') n--;
-    if (exp < -4 || exp >= 16) {
-        out[o++] = digits[0];
-        if (n > 1) {
-            out[o++] = '.';
-            memcpy(out + o, digits + 1, n - 1);
-            o += n - 1;
-        }
-        return o + (size_t)snprintf(out + o, 8, "e%c%02d", exp < 0 ? '-' : '+', exp < 0 ? -exp : exp);
-    }
-    if (exp < 0) {
-        out[o++] = '0';
-        out[o++] = '.';
-        for (int i = -1; i > exp; i--) out[o++] = '0';
-        memcpy(out + o, digits, n);
-        return o + n;
-    }
-    for (size_t i = 0; i < n || i <= (size_t)exp; i++) {
-        if (i == (size_t)exp + 1) out[o++] = '.';
-        out[o++] = i < n ? digits[i] : '0';
-    }
-    if (n <= (size_t)exp + 1) {
-        out[o++] = '.';
-        out[o++] = '0';
-    }
-    return o;
-}
-
 static void repr_str(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s)
 {
     char quote = s->len && memchr(s->p, '\'', s->len) && !memchr(s->p, '"', s->len) ? '"' : '\'';
@@ -293,7 +249,7 @@ void jn_print(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v)
         jn_sb_bytes(c, sb, text, (size_t)n, v.origin);
         return;
     case JN_BIG: jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin); return;
-    case JN_FLOAT: jn_sb_bytes(c, sb, text, jn_float_repr(v.u.f, text), v.origin); return;
+    case JN_FLOAT: jn_sb_bytes(c, sb, text, decimal_repr(v.u.f, text), v.origin); return;
     case JN_LIST:
     case JN_TUPLE:
     case JN_DICT:

@@ -1,5 +1,6 @@
 /* See value.h. */
 #include "server/json/value.h"
+#include "config/base/decimal.h"
 
 #include "server/json/fields.h"
 
@@ -10,11 +11,8 @@
 /* The shortest decimal that round-trips. */
 static void jw_double(struct json_writer *o, double v)
 {
-    char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, v);
-        if (strtod(text, NULL) == v) break;
-    }
+    char text[DECIMAL_BYTES];
+    decimal_shortest(v, false, 1, text);
     jw_text(o, text);
     if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* like jw_float32 */
 }

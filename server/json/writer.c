@@ -1,5 +1,6 @@
 /* See writer.h. */
 #include "server/json/writer.h"
+#include "config/base/decimal.h"
 
 #include "config/base/json_text.h"
 
@@ -73,13 +74,10 @@ void jw_int(struct json_writer *o, int64_t v)
 
 void jw_float32(struct json_writer *o, float v)
 {
-    char text[32];
+    char text[DECIMAL_BYTES];
     if (!isfinite(v)) v = v > 0 ? 3.4028235e38f : -3.4028235e38f;
     /* Of up to six digits, %g leaves out zeros at the end. */
-    for (int digits = fabsf(v) >= FLT_MIN && fabsf(v) < 1 ? 6 : 1; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)v);
-        if (strtof(text, NULL) == v) break;
-    }
+    decimal_shortest((double)v, true, fabsf(v) >= FLT_MIN && fabsf(v) < 1 ? 6 : 1, text);
     jw_text(o, text);
     if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* stays a float for clients that distinguish 1 from 1.0 */
 }

@@ -2,6 +2,7 @@
  * possible type of a value is one alternative. Keywords that can't be enforced are rejected with their place;
  * annotations are ignored. */
 #include "server/grammar/json/schema.h"
+#include "config/base/decimal.h"
 
 #include "server/grammar/json/number.h"
 #include "server/grammar/regex_parse.h"
@@ -74,12 +75,8 @@ static gx any_value(struct schema_maker *m)
 
 static gx real(struct schema_maker *m, double v)
 {
-    char text[64]; /* 1.5 and 1.50000000000000000 are equal: use the shortest */
-    for (int n = 1; n < 18; n++) {
-        snprintf(text, sizeof text, "%.*g", n, v);
-        double back = strtod(text, NULL);
-        if (!(back < v) && !(back > v)) break;
-    }
+    char text[DECIMAL_BYTES]; /* 1.5 and 1.50000000000000000 are equal: use the shortest */
+    decimal_shortest(v, false, 1, text);
     gx out = lit(m, text);
     return strpbrk(text, ".e") ? out : GB_SEQ(m->b, out, gb_repeat(m->b, lit(m, ".0"), 0, 1));
 }
