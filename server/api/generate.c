@@ -21,18 +21,20 @@ static enum status generate_read(struct request *r)
     struct generation *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
-    return g->dialect->read(g, g->root);
+    if (g->dialect->read(g, g->root)) return ST_INVALID;
+    return r->response.out.len ? ST_OK : gen_rules(g);
 }
 
 static void generate_job(struct request *r)
 {
     struct generation *g = r->gen;
     enum status st = g->read ? ST_OK : generate_read(r);
+    if (!g->read) gen_body_free(g);
     g->read = true;
     g->job_us = 0;
     if (!st && g->remote && !g->fetched) return;
     if (!st && !r->response.out.len)
-        st = g->q.kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
+        st = g->q.kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g);
     if (g->again) return;
     if (!st && !r->response.out.len) (void)gen_constraint_make(g);
     gen_read_end(g);

@@ -1,6 +1,7 @@
 /* OpenAI's chat completions and completions: their bodies -> a request. Worker thread. */
 #include "server/dialect/dialect.h"
 #include "server/input/fields.h"
+#include "server/json/fields.h"
 
 static enum status read_chat(struct generation *g, json_t *root)
 {
@@ -13,7 +14,7 @@ static enum status read_chat(struct generation *g, json_t *root)
 static enum status read_completion(struct generation *g, json_t *root)
 {
     if (gen_fields(g, root, API_TEXT, API_TEXT) || gen_resolve(g, root, API_TEXT)) return ST_INVALID;
-    return gen_read_completion(g, root);
+    return gen_read_completion(g, field(root, "prompt"), field(root, "suffix"));
 }
 
 const struct dialect dialect_chat = {.kind = GEN_CHAT, .source = "messages", .read = read_chat};

@@ -46,7 +46,9 @@ static enum status tool_choice(struct reader *r, bool *single)
     if (!json_is(type, "tool"))
         return api_fail(r->e, 400, "invalid_value", "tool_choice.type", "'%.60s' is not a tool choice.",
                         json_string_value(type));
-    return reader_member(r, from, "tool_choice", "name", true, &f->name);
+    json_t *name;
+    if (reader_member(r, from, "tool_choice", "name", true, &name)) return ST_INVALID;
+    return arena_text(&r->g->q.arena, name, &f->named) ? gen_nomem(r->g) : ST_OK;
 }
 
 /* ---- reasoning and the output format ---- */

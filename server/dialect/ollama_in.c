@@ -2,6 +2,8 @@
 #include "server/dialect/ollama.h"
 #include "server/dialect/reader.h"
 
+#include "server/chat/template.h"
+
 #include "engine/model/model_info.h"
 #include "server/json/fields.h"
 #include "server/context/limits.h"
@@ -167,6 +169,12 @@ static enum status format(struct reader *r)
     return ST_OK;
 }
 
+static bool thinks(const struct generation *g)
+{
+    const struct template *tmpl = g->ctx->model->tmpl;
+    return tmpl && template_caps(tmpl, json_array_size(g->q.tools) > 0)->think;
+}
+
 static enum status think(struct reader *r)
 {
     struct generation *g = r->g;
@@ -178,7 +186,7 @@ static enum status think(struct reader *r)
         return api_fail(r->e, 400, "invalid_type", "think",
                         "Must be a boolean, or one of \"low\", \"medium\", \"high\".");
     if (gen_effort_check(g, ask.effort, "think") || gen_reasoning(g, &ask)) return ST_INVALID;
-    if (!v || json_is_false(v) || json_is(v, "none") || g->rules.reasoning != REASONING_NONE) return ST_OK;
+    if (!v || json_is_false(v) || json_is(v, "none") || thinks(g)) return ST_OK;
     return api_fail(r->e, 400, "unsupported_value", "think",
                     "This model (%s) does not support thinking: leave the field out.",
                     g->ctx->model->info->family);
@@ -224,8 +232,7 @@ static enum status read_generate(struct generation *g, json_t *root)
     if (!raw) return gen_read_added(g);
     g->q.kind = GEN_COMPLETION;
     g->q.add_special_tokens = true;
-    g->rules.reasoning = REASONING_NONE;
-    return gen_read_completion(g, root);
+    return gen_read_completion(g, field(root, "prompt"), field(root, "suffix"));
 }
 
 const struct dialect dialect_ollama_chat = {.read = read_chat,

@@ -217,8 +217,8 @@ static enum status tool_choice(struct reader *r)
         if (!json_is_string(name))
             return api_fail(r->e, 400, name ? "invalid_type" : "missing_required_parameter",
                             "tool_choice.name", "Must be a string.");
-        r->g->q.tool_choice.name = tool_named(r, field(from, "namespace"), name);
-        return ST_OK;
+        name = tool_named(r, field(from, "namespace"), name);
+        return arena_text(&r->g->q.arena, name, &r->g->q.tool_choice.named) ? gen_nomem(r->g) : ST_OK;
     }
     if (!json_is(type, "allowed_tools"))
         return api_fail(r->e, 400, "unsupported_value", "tool_choice.type",

@@ -175,7 +175,7 @@ static enum status inputs_read(struct generation *g, json_t *root, json_t *input
                         "Objects, or texts with a system message, can't be mixed with other inputs.");
     if (n) return chats(g, inputs, many, instruction ? instruction : prompt);
     if (prompt_add(g, inputs, prompt)) return ST_INVALID;
-    return many || !json_object_set(root, "input", json_array_get(inputs, 0)) ? ST_OK : gen_nomem(g);
+    return gen_read_completion(g, many ? inputs : json_array_get(inputs, 0), NULL);
 }
 
 static enum status read_input(struct generation *g, json_t *root)

@@ -184,10 +184,8 @@ static enum status late_chats(struct generation *g, const struct pairs *p)
 /* By the template for pairs. */
 static enum status pairs_read(struct generation *g, const struct pairs *p)
 {
-    const struct model *m = g->ctx->model;
     struct chat_reader r;
-    g->q.tmpl = m->pairs;
-    g->q.control_parse = m->bare_pairs; /* clients may have written the prompt's control tokens */
+    g->q.pairs = true;
     enum status st = embed_begin(g, 2, &r);
     for (size_t i = 0; i < json_array_size(p->documents) && !st; i++) {
         st = embed_message(g, &r, CHAT_QUERY, NULL);

@@ -56,7 +56,6 @@ void gen_free(struct generation *g)
     g->r->srv->load--;
     if (g->dialect->end) g->dialect->end(g);
     gen_shed(g);
-    gen_read_free(g);
     buf_fini(&g->written);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         free(g->choices[i].detok);
@@ -80,7 +79,7 @@ void gen_free(struct generation *g)
     tool_types_destroy(g->rules.tool_types);
     json_decref(g->rules.bare_calls);
     inference_request_free(&g->q);
-    json_decref(g->root);
+    gen_read_end(g);
     free(g->dialect_state);
     free(g);
 }
@@ -186,6 +185,12 @@ static void text_match(struct choice *c, size_t from)
     c->held = stop_held(g->stops, &c->stop);
 }
 
+/* A complete constrained output allows only EOS. */
+static bool ignores_eos(const struct generation *g)
+{
+    return g->q.ignore_eos && !g->grammar;
+}
+
 static bool is_stop_id(const struct choice *c, uint32_t id)
 {
     const struct inference_request *p = &c->gen->q;
@@ -193,7 +198,7 @@ static bool is_stop_id(const struct choice *c, uint32_t id)
     for (uint32_t i = 0; i < p->stop_id_count; i++) {
         if (p->stop_ids[i] == id) return true;
     }
-    for (uint32_t i = 0; i < mi->eos_count && !p->ignore_eos; i++) {
+    for (uint32_t i = 0; i < mi->eos_count && !ignores_eos(c->gen); i++) {
         if (mi->eos_ids[i] == id) return true;
     }
     return false;
@@ -249,7 +254,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     if (st || !c->out) return st;
     chat_output_token(c->out, reasoning);
     /* The only allowed call is complete: further output would be dropped anyway. */
-    if (chat_output_done(c->out) && !g->q.ignore_eos && c->id_count >= g->q.min_tokens)
+    if (chat_output_done(c->out) && !ignores_eos(g) && c->id_count >= g->q.min_tokens)
         choice_finish(c, FIN_STOP);
     return ST_OK;
 }
@@ -473,15 +478,15 @@ void gen_events(struct server *s)
 /* ---- start ---- */
 
 /* Not on the worker: the loop logs the id when the client disconnects. */
-static void request_id_take(struct request *r, json_t *root)
+static void request_id_take(struct request *r, struct text id)
 {
-    static const char *const names[] = {"request_id", "rid"};
-    for (size_t i = 0; i < 2 && !r->http.id_from_client; i++) {
-        const char *s = json_string_value(field(root, names[i]));
-        if (!s || !request_id_ok(s)) continue;
-        snprintf(r->http.id, sizeof r->http.id, "%s", s);
-        r->http.id_from_client = true;
-    }
+    char text[sizeof r->http.id];
+    if (r->http.id_from_client || !id.len || id.len >= sizeof text) return;
+    memcpy(text, id.data, id.len);
+    text[id.len] = '\0';
+    if (strlen(text) != id.len || !request_id_ok(text)) return;
+    memcpy(r->http.id, text, id.len + 1);
+    r->http.id_from_client = true;
 }
 
 static uint64_t random_seed(void)
@@ -596,7 +601,7 @@ static enum status submit(struct choice *c, struct err *err)
         .pooling = g->q.pooling,
         .tokens_max = max,
         .tokens_min = (uint32_t)(g->q.min_tokens > max ? max : g->q.min_tokens),
-        .ignore_eos = g->q.ignore_eos,
+        .ignore_eos = ignores_eos(g),
         .stop_ids = g->q.stop_ids,
         .stop_id_count = g->q.stop_id_count,
         .priority = r->http.may_precede ? g->q.priority : 0,
@@ -647,7 +652,7 @@ void gen_submit(struct request *r)
 {
     struct generation *g = r->gen;
     struct server *s = r->srv;
-    request_id_take(r, g->root);
+    request_id_take(r, g->q.id);
     for (uint32_t i = 0; i < g->images_decoded; i++)
         metrics_image(s->metrics, g->image_seconds / g->images_decoded);
     if (r->response.error.http) {

@@ -14,6 +14,7 @@
 #include "engine/tokenizer/tokenizer.h"
 
 #include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +36,13 @@ static void chat_fini(struct chat *c)
 {
     template_result_free(&c->rendered);
     chat_images_free(&c->images);
+}
+
+/* NULL: none. Of pairs clients may have written the control tokens, if they are only joined. */
+static const struct template *template_of(const struct generation *g)
+{
+    const struct model *m = g->ctx->model;
+    return g->q.pairs && m->pairs ? m->pairs : m->tmpl;
 }
 
 static enum status render(struct chat *c)
@@ -61,10 +69,10 @@ static enum status render(struct chat *c)
                                   .parts = marker ? parts : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
-                                  .control_parse = c->g->q.control_parse ||
+                                  .control_parse = (c->g->q.pairs && m->bare_pairs) ||
                                                    c->r->srv->ctx.opt->control_tokens == CONTROL_TOKENS_PARSE,
                                   .trace = p->return_cache_info};
-    enum status st = template_render(c->g->q.tmpl ? c->g->q.tmpl : m->tmpl, &rq, &c->rendered, &err);
+    enum status st = template_render(template_of(c->g), &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);
     return st ? api_fail(c->g->e, 400, "chat_template_error", gen_source(c->g), "%s", err.msg) : ST_OK;
 }
@@ -144,7 +152,7 @@ enum status gen_read_begin(struct generation *g, struct chat_reader *r)
                               .err = g->e,
                               .out = &g->q.messages,
                               .at = {.field = gen_source(g), .index = -1}};
-    const struct template *tmpl = g->q.tmpl ? g->q.tmpl : m->tmpl;
+    const struct template *tmpl = template_of(g);
     if (!tmpl)
         return api_fail(r->err, 400, "chat_template_error", gen_source(g),
                         "This model has no chat template: use /v1/completions, or start the server with "
@@ -228,8 +236,10 @@ enum status gen_prompt_chat(struct generation *g)
 
 enum status gen_read_parts(struct generation *g, json_t *parts)
 {
+    char path[40];
+    snprintf(path, sizeof path, "%s[0]", gen_source(g));
     if (!g->ctx->model->own_prompts)
-        return api_fail(g->e, 400, "invalid_type", "prompt[0]",
+        return api_fail(g->e, 400, "invalid_type", path,
                         "A prompt must be a string or an array of token ids.");
     if (g->q.echo)
         return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
@@ -271,9 +281,19 @@ enum status render_chat(struct generation *g, struct json_writer *o)
     return st;
 }
 
-void gen_read_free(struct generation *g)
+void gen_body_free(struct generation *g)
 {
-    json_t **owned[] = {&g->q.tools, &g->q.documents, &g->q.variables, &g->format_root};
+    json_decref(g->root);
+    g->root = NULL;
+}
+
+/* Before the request is queued, and here, not on the loop: freeing millions of values takes a while, also for
+ * a refused request. */
+void gen_read_end(struct generation *g)
+{
+    const struct request *r = g->r;
+    json_t **owned[] = {&g->q.tools, &g->q.documents, &g->q.variables};
+    gen_body_free(g);
     if (g->chat) chat_fini(g->chat);
     free(g->chat);
     g->chat = NULL;
@@ -281,22 +301,6 @@ void gen_read_free(struct generation *g)
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
         json_decref(*owned[i]);
         *owned[i] = NULL;
-    }
-}
-
-/* The loop needs the request id. The rest, which may be large, is freed before the request is queued, and
- * here, not on the loop: freeing millions of values takes a while, also for a refused request. */
-void gen_read_end(struct generation *g)
-{
-    const struct request *r = g->r;
-    const char *key;
-    json_t *value;
-    void *next;
-    gen_read_free(g);
-    json_object_foreach_safe(g->root, next, key, value)
-    {
-        bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
-        if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
     }
     if (r->work.memory + r->http.body_kept > TRIM_COST)
         malloc_trim(0); /* else the allocator keeps them per worker */

@@ -110,23 +110,35 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
     return ST_OK;
 }
 
+static enum status choices(struct constraint_maker *m, const struct response_format *f, gx *out)
+{
+    struct rx_pool *p = gb_pool(m->b);
+    rx *one = calloc(f->choice_count, sizeof *one);
+    if (!one) return gen_nomem(m->g);
+    for (size_t i = 0; i < f->choice_count; i++)
+        one[i] = rx_literal(p, f->choices[i].data, f->choices[i].len);
+    *out = gb_regex(m->b, rx_alt_list(p, one, f->choice_count)); /* a trie */
+    free(one);
+    return ST_OK;
+}
+
 /* The final content; free: any text. */
 static enum status response(struct constraint_maker *m, gx *out)
 {
     const struct response_format *f = &m->g->q.format;
     struct grammar_error error = {{0}, {0}};
-    const char *text = json_string_value(f->value);
-    size_t len = text ? json_string_length(f->value) : 0;
+    const char *text = f->text.data;
+    size_t len = f->text.len;
     enum status st = ST_OK;
     json_t *schema = NULL;
     m->any_order = f->any_order;
     m->strict = f->strict;
     switch (f->kind) {
     case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
-    case FORMAT_CHOICE: return constraint_strings(m, f->value, out);
+    case FORMAT_CHOICE: return choices(m, f, out);
     case FORMAT_REGEX: st = gb_regex_text(m->b, text, len, out, &error); break;
     case FORMAT_TEXT: st = gb_text(m->b, text, len, false, out, &error); break;
-    case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
+    case FORMAT_SCHEMA: return constraint_schema(m, f->schema, f->compact, f->param, out);
     default:
         schema = f->kind == FORMAT_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
         st = schema ? constraint_schema(m, schema, f->compact, f->param, out) : gen_nomem(m->g);
@@ -140,13 +152,9 @@ bool constraint_may(const struct constraint_maker *m, json_t *function)
 {
     const struct tool_choice *f = &m->g->q.tool_choice;
     const char *name = json_string_value(field(function, "name"));
-    if (f->named) return strcmp(f->named, name) == 0;
-    if (!f->allowed) return true;
-    for (size_t i = 0; i < json_array_size(f->allowed); i++) {
-        json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
-        if (json_is(field(in ? in : one, "name"), name)) return true;
-    }
-    return false;
+    bool may = f->named.data ? text_is(f->named, name) : !f->limited;
+    for (size_t i = 0; i < f->allowed_count && !may; i++) may = text_is(f->allowed[i], name);
+    return may;
 }
 
 bool constraint_weak(const struct constraint_maker *m, size_t tool)
@@ -156,7 +164,7 @@ bool constraint_weak(const struct constraint_maker *m, size_t tool)
 
 bool constraint_must(const struct constraint_maker *m, json_t *function)
 {
-    return gen_strict(function) && m->g->q.tool_choice.named;
+    return gen_strict(function) && m->g->q.tool_choice.named.data;
 }
 
 /* The schema of a tool can't be enforced; the request's error says why. Unless it must be, the request
@@ -236,7 +244,7 @@ static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct inference_request *p = &m->g->q;
     const char *between = tool_syntax(m->g->rules.calls)->between;
-    bool one = !p->parallel_calls || p->tool_choice.named;
+    bool one = !p->parallel_calls || p->tool_choice.named.data;
     gx call;
     enum status st = any_call(m, tools, &call);
     if (st) return st;
@@ -327,6 +335,18 @@ static bool any_strict(const json_t *tools)
     return false;
 }
 
+static json_t *text_json(struct text text)
+{
+    return json_stringn_nocheck(text.data, text.len);
+}
+
+static json_t *texts_json(const struct text *list, size_t count)
+{
+    json_t *out = json_array();
+    for (size_t i = 0; i < count; i++) json_array_append_new(out, text_json(list[i]));
+    return out;
+}
+
 /* Everything that the grammar depends on. */
 static json_t *description(const struct generation *g, json_t *tools)
 {
@@ -337,13 +357,17 @@ static json_t *description(const struct generation *g, json_t *tools)
                   "strict", p->format.strict, "inside", g->inside_reasoning, "reasoning",
                   g->rules.reasoning == REASONING_NONE ? -1 : (int)g->rules.reasoning_syntax, "calls",
                   tools ? (int)g->rules.calls : 0, "required", p->tool_choice.required, "parallel",
-                  p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named);
+                  p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named.data);
     char salt[2 * sizeof g->caller.salt + 1]; /* timing reveals whether a grammar is cached */
     sodium_bin2hex(salt, sizeof salt, g->caller.salt, sizeof g->caller.salt);
     if (d) json_object_set_new(d, "salt", json_string(salt));
-    if (d && p->format.value) json_object_set(d, "value", p->format.value);
+    if (d && p->format.schema) json_object_set(d, "schema", p->format.schema);
+    if (d && p->format.text.data) json_object_set_new(d, "text", text_json(p->format.text));
+    if (d && p->format.choices)
+        json_object_set_new(d, "choices", texts_json(p->format.choices, p->format.choice_count));
     if (d && tools) json_object_set(d, "functions", tools);
-    if (d && tools && p->tool_choice.allowed) json_object_set(d, "allowed", p->tool_choice.allowed);
+    if (d && tools && p->tool_choice.limited)
+        json_object_set_new(d, "allowed", texts_json(p->tool_choice.allowed, p->tool_choice.allowed_count));
     return d;
 }
 
@@ -351,7 +375,7 @@ static json_t *description(const struct generation *g, json_t *tools)
  * the other syntaxes enforce fewer keywords. */
 static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
-    struct inference_request *p = &m->g->q;
+    const struct inference_request *p = &m->g->q;
     const struct tool_syntax *s = tool_syntax(m->g->rules.calls);
     if (!s->plain &&
         (m->g->ctx->opt->tool_parser == TOOL_PARSER_STRICT || p->tool_choice.required || p->format.kind ||
@@ -370,11 +394,11 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 
 enum status gen_constraint_make(struct generation *g)
 {
-    struct inference_request *p = &g->q;
+    const struct inference_request *p = &g->q;
     struct constraint_maker m = {.g = g};
     json_t *tools = g->rules.calls ? g->q.tools : NULL;
     if (tools && bare_calls(&m, tools)) return ST_NOMEM;
-    if (tools && !p->tool_choice.required && !p->tool_choice.allowed && !any_strict(tools) && !p->format.kind)
+    if (tools && !p->tool_choice.required && !p->tool_choice.limited && !any_strict(tools) && !p->format.kind)
         tools = NULL;
     if (!tools && !p->format.kind) return ST_OK;
     struct err err = {{0}};
@@ -387,9 +411,6 @@ enum status gen_constraint_make(struct generation *g)
         return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint is too large: %zu bytes of JSON, at most %u are allowed.",
                         g->compile_bytes, LIMIT_CONSTRAINT_BYTES);
-    p->ignore_eos = false; /* a complete constrained output allows only EOS */
-    p->tool_choice.named =
-        json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
     g->grammar = grammars_find(g->ctx->grammars, g->compile_key, &g->warnings);
     if (g->grammar) gen_constraint_made(g);
     return ST_OK;
@@ -401,8 +422,6 @@ void gen_constraint_made(struct generation *g)
     free(g->compile_key);
     g->compile = NULL;
     g->compile_key = NULL;
-    g->q.format.value = NULL; /* borrowed from it and from the body */
-    g->q.tool_choice = (struct tool_choice){0};
 }
 
 enum status gen_constraint_compile(struct generation *g)

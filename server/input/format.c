@@ -16,43 +16,46 @@ bool gen_any_order(json_t *of)
     return json_is_false(field(of, "strict"));
 }
 
-static enum status text_of(struct api_error *e, json_t *v, const char *path, struct response_format *f,
-                           enum response_format_kind kind)
+static enum status text_format(struct generation *g, json_t *v, const char *path, struct response_format *f,
+                               enum response_format_kind kind)
 {
-    if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
-    *f = (struct response_format){.kind = kind, .value = v, .param = path};
-    return ST_OK;
+    if (!json_is_string(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be a string.", path);
+    *f = (struct response_format){.kind = kind, .param = path};
+    return arena_text(&g->q.arena, v, &f->text) ? gen_nomem(g) : ST_OK;
 }
 
 /* A schema, or a schema as a string. */
 enum status gen_schema(struct generation *g, json_t *v, const char *path, struct response_format *f)
 {
+    json_t *schema = json_incref(v);
     if (json_is_string(v)) {
         json_error_t where;
-        g->format_root = json_loadb(json_string_value(v), json_string_length(v), JSON_DECODE_ANY, &where);
-        if (!g->format_root)
+        json_decref(schema);
+        schema = json_loadb(json_string_value(v), json_string_length(v), JSON_DECODE_ANY, &where);
+        if (!schema)
             return api_fail(g->e, 400, "unsupported_schema", path, "The schema is not valid JSON: %.100s.",
                             where.text);
-        v = g->format_root;
     }
-    if (!json_is_object(v) && !json_is_boolean(v))
+    if (!arena_keep(&g->q.arena, schema)) return gen_nomem(g);
+    if (!json_is_object(schema) && !json_is_boolean(schema))
         return api_fail(g->e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
-    *f = (struct response_format){.kind = FORMAT_SCHEMA, .value = v, .param = path};
+    *f = (struct response_format){.kind = FORMAT_SCHEMA, .schema = schema, .param = path};
     return ST_OK;
 }
 
-static enum status choice_of(struct api_error *e, json_t *v, const char *path, struct response_format *f)
+static enum status choice_format(struct generation *g, json_t *v, const char *path, struct response_format *f)
 {
-    size_t i;
-    json_t *one;
-    if (!json_is_array(v)) return api_fail(e, 400, "invalid_type", path, "%s must be an array.", path);
-    if (!json_array_size(v)) return api_fail(e, 400, "invalid_value", path, "%s is empty.", path);
-    json_array_foreach(v, i, one)
-    {
+    size_t n = json_array_size(v);
+    if (!json_is_array(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an array.", path);
+    if (!n) return api_fail(g->e, 400, "invalid_value", path, "%s is empty.", path);
+    *f = (struct response_format){.kind = FORMAT_CHOICE, .param = path};
+    if (!(f->choices = arena_alloc(&g->q.arena, n, sizeof *f->choices))) return gen_nomem(g);
+    for (; f->choice_count < n; f->choice_count++) {
+        json_t *one = json_array_get(v, f->choice_count);
         if (!json_is_string(one))
-            return api_fail(e, 400, "invalid_type", path, "%s must be a list of strings.", path);
+            return api_fail(g->e, 400, "invalid_type", path, "%s must be a list of strings.", path);
+        if (arena_text(&g->q.arena, one, &f->choices[f->choice_count])) return gen_nomem(g);
     }
-    *f = (struct response_format){.kind = FORMAT_CHOICE, .value = v, .param = path};
     return ST_OK;
 }
 
@@ -133,10 +136,10 @@ static enum status from_structured(struct generation *g, json_t *s, struct respo
     enum status st = ST_OK;
     if (strcmp(found, "json") == 0) st = gen_schema(g, v, "structured_outputs.json", out);
     else if (strcmp(found, "regex") == 0)
-        st = text_of(g->e, v, "structured_outputs.regex", out, FORMAT_REGEX);
-    else if (strcmp(found, "choice") == 0) st = choice_of(g->e, v, "structured_outputs.choice", out);
+        st = text_format(g, v, "structured_outputs.regex", out, FORMAT_REGEX);
+    else if (strcmp(found, "choice") == 0) st = choice_format(g, v, "structured_outputs.choice", out);
     else if (strcmp(found, "grammar") == 0)
-        st = text_of(g->e, v, "structured_outputs.grammar", out, FORMAT_TEXT);
+        st = text_format(g, v, "structured_outputs.grammar", out, FORMAT_TEXT);
     else if (strcmp(found, "json_object") == 0)
         *out = (struct response_format){.kind = FORMAT_OBJECT, .param = "structured_outputs"};
     else
@@ -173,8 +176,8 @@ enum status gen_parse_format(struct generation *g, json_t *root, unsigned api)
         found = name;
         enum status st = aliases[i].kind == FORMAT_SCHEMA ? gen_schema(g, v, name, &g->q.format)
                          : aliases[i].kind == FORMAT_CHOICE
-                             ? choice_of(g->e, v, name, &g->q.format)
-                             : text_of(g->e, v, name, &g->q.format, aliases[i].kind);
+                             ? choice_format(g, v, name, &g->q.format)
+                             : text_format(g, v, name, &g->q.format, aliases[i].kind);
         if (st) return st;
     }
     return ST_OK;

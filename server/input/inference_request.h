@@ -21,13 +21,16 @@ enum response_format_kind {
     FORMAT_ANY,    /* any JSON value */
     FORMAT_OBJECT, /* any JSON object */
     FORMAT_SCHEMA, /* value: a JSON schema */
-    FORMAT_REGEX,  /* value: a string, also for FORMAT_TEXT */
-    FORMAT_TEXT,   /* a grammar */
-    FORMAT_CHOICE  /* value: a list of strings */
+    FORMAT_REGEX,
+    FORMAT_TEXT,  /* a grammar */
+    FORMAT_CHOICE /* one of some texts */
 };
 struct response_format {
     enum response_format_kind kind;
-    json_t *value;     /* borrowed from the body or format_root */
+    json_t *schema;       /* SCHEMA: opaque, kept by the arena */
+    struct text text;     /* REGEX, TEXT */
+    struct text *choices; /* [choice_count] */
+    size_t choice_count;
     const char *param; /* static: the field that asked for it */
     bool compact;      /* JSON without optional white space */
     bool any_order;    /* of properties; else in the order of the schema */
@@ -36,33 +39,39 @@ struct response_format {
 /* tool_choice (input/tools.c). */
 struct tool_choice {
     bool required, none;
-    const char *named; /* the one function to call; borrowed from the body */
-    json_t *name;      /* the same */
-    /* [{"function": {"name"}}] or [{"name"}]: only these may be called; borrowed; NULL = all */
-    json_t *allowed;
+    struct text named; /* the one function to call */
+    bool limited;      /* only these may be called: */
+    struct text *allowed;
+    size_t allowed_count;
 };
-/* Reasoning options; borrowed from the body, each may be NULL. */
-struct reasoning_ask {
-    json_t *effort, *verbosity; /* strings */
-    json_t *enabled;            /* a boolean */
-    json_t *variables;          /* chat_template_kwargs, an object */
-    json_t *budget;             /* the most tokens of reasoning, an integer */
-    const char *budget_path;    /* its field; NULL: a number that was checked, kept where it can be */
-    bool drop, inline_;         /* it is not returned, or is returned within the content */
+struct reasoning_choice {
+    bool drop, inline_; /* it is not returned, or is returned within the content */
+    bool limited;       /* to so many tokens: */
+    uint32_t budget;
+    const char *budget_path; /* static: its field; NULL: kept where it can be */
+};
+/* A prompt of a completion: a text, or token ids. */
+struct prompt_input {
+    struct text text; /* data NULL: */
+    uint32_t *ids;
+    size_t id_count;
 };
 
 struct inference_request {
     struct arena arena; /* owns what the rest points to */
     enum gen_kind kind;
     const char *source; /* static: the field with the prompt, for errors */
-    /* what is prompted with; owned, until the prompts are made */
+    /* what is prompted with; until the prompts are made */
     struct chat_messages messages; /* also for a prompt that is a list of parts */
-    const struct template *tmpl;   /* NULL: the model's */
-    bool control_parse;            /* control tokens count in the client's text, too */
-    json_t *suffix;         /* completions: the text after the output, or NULL; borrowed from the body */
+    bool pairs;                    /* by the template for pairs: query and document */
+    struct prompt_input *inputs;   /* [input_count], of a completion */
+    size_t input_count;
+    bool inputs_listed;     /* they came as a list */
+    struct text suffix;     /* of fill-in-the-middle */
     uint32_t messages_each; /* so many of them are a prompt; 0: all of them are one */
-    json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
-                                              an object; or NULL */
+    /* Opaque, for the template and the grammar: [{"type", "function": {"name", ..}}]; a list; an object; or
+     * NULL. Owned. */
+    json_t *tools, *documents, *variables;
     /* what is wanted */
     bool stream, include_usage, continuous_usage;
     uint32_t n;
@@ -92,9 +101,10 @@ struct inference_request {
     bool parallel_calls; /* chat: more than one call may be returned */
     struct response_format format;
     struct tool_choice tool_choice;
+    struct reasoning_choice reasoning;
     enum sched_pooling pooling;       /* embeddings: nothing is sampled */
     uint64_t tokens_max;              /* of all prompts: their vectors fit a response; 0: as always */
-    const struct sampling_bias *only; /* [n]: sample j's one token; the dialect's, or NULL */
+    const struct sampling_bias *only; /* [n]: sample j's one token; or NULL */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 

@@ -89,12 +89,12 @@ struct generation {
     struct inference_request q;
     struct caller caller;
     struct output_rules rules;
-    uint64_t max_tokens_cut;           /* what the context does not hold of them */
+    uint64_t max_tokens_cut; /* what the context does not hold of them */
     const struct dialect *dialect;
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
     struct buf written;                /* the whole response, until it is r's */
-    json_t *root;                      /* the body; after gen_read_end: only its request id */
+    json_t *root;                      /* the body, while it is read; owned */
     struct grammar *grammar;           /* the output constraint; NULL: none. Owned */
     const struct grammar_vocab *vocab; /* with grammar: the model's vocabulary */
     json_t *compile;   /* the grammar's source, with all it references in the body; owned, like */
@@ -104,7 +104,6 @@ struct generation {
     size_t compile_bytes;
     bool compile_waits;
     uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
-    json_t *format_root;               /* a schema that was sent as a string */
     struct gen_prompt *prompts;
     uint32_t prompt_count, prompts_made; /* a job that takes long is continued by another */
     uint64_t prompt_tokens;              /* of those made */
@@ -148,9 +147,9 @@ enum status gen_tokens_check(struct generation *g, uint64_t tokens);
 /* With several prompts: has this job taken so long that others should have the worker? Then it is to end, and
  * sets g->again. */
 bool gen_job_over(struct generation *g);
-/* The prompt is built, or never will be: frees its parts, and the body except the request id. */
+void gen_body_free(struct generation *g); /* the request is read */
+/* The prompt is built, or never will be: frees its parts, and the body. */
 void gen_read_end(struct generation *g);
-void gen_read_free(struct generation *g); /* only the parts of the prompt */
 /* Checks that `model` names the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 enum status request_model_unknown(struct request *r, const char *name); /* 404 */
@@ -207,12 +206,23 @@ struct name_rule {
 };
 extern const struct name_rule names_openai; /* OpenAI's in its chat completions */
 extern const struct name_rule names_mcp;    /* MCP's, which the other dialects' clients pass on */
-/* Checks them, and decides whether the output is parsed for calls. names: of functions. */
+/* Checks them. names: of functions. */
 enum status gen_tools_resolve(struct generation *g, const struct name_rule *names);
+/* The request -> g->rules: whether the output is parsed for calls and reasoning. */
+enum status gen_rules(struct generation *g);
 /* The fields of a chat for reasoning. */
 enum status gen_parse_reasoning(struct generation *g, json_t *root);
 enum status gen_effort_check(struct generation *g, json_t *v, const char *path);
-/* Sets up reasoning in the template variables and in the output; after the tools. */
+/* Reasoning options of a body; each value may be NULL. */
+struct reasoning_ask {
+    json_t *effort, *verbosity; /* strings */
+    json_t *enabled;            /* a boolean */
+    json_t *variables;          /* chat_template_kwargs, an object */
+    json_t *budget;             /* the most tokens of reasoning, an integer */
+    const char *budget_path;    /* its field; NULL: a number that was checked, kept where it can be */
+    bool drop, inline_;         /* it is not returned, or is returned within the content */
+};
+/* -> g->q.variables, g->q.reasoning. */
 enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask);
 /* input/chat.c, input/prompt.c (worker). First step: the messages or the kind of prompt, and the URLs
  * to fetch: g->remote. */
@@ -220,12 +230,13 @@ enum status gen_read_chat(struct generation *g, json_t *root);
 /* The same for other dialects: before and after they add their messages; r->at is set by the dialect. */
 enum status gen_read_begin(struct generation *g, struct chat_reader *r);
 enum status gen_read_added(struct generation *g);
-enum status gen_read_completion(struct generation *g, json_t *root);
+/* The prompts of a completion, of the field gen_source; suffix may be NULL. */
+enum status gen_read_completion(struct generation *g, json_t *prompt, json_t *suffix);
 const char *gen_infill_missing(const struct tokenizer *tok); /* a token that `suffix` needs; NULL: none */
 /* Second step, with the files: fill g->prompts, check the context length. ST_AGAIN: another job must go on.
  */
 enum status gen_prompt_chat(struct generation *g);
-enum status gen_prompt_completion(struct generation *g, json_t *root);
+enum status gen_prompt_completion(struct generation *g);
 /* Both steps for /tokenize: the ids of a chat. */
 enum status tokenize_read(struct generation *g, json_t *root);
 enum status tokenize_chat(struct generation *g);

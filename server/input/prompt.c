@@ -174,7 +174,7 @@ static enum status infill_ends(struct generation *g)
     return ST_OK;
 }
 
-static enum status infill_check(struct generation *g, json_t *suffix, json_t *prompt)
+static enum status infill_check(struct generation *g, json_t *suffix)
 {
     if (!suffix) return ST_OK;
     if (!json_is_string(suffix))
@@ -188,29 +188,90 @@ static enum status infill_check(struct generation *g, json_t *suffix, json_t *pr
     if (g->q.has_truncate)
         return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with suffix.");
-    bool texts = json_is_string(prompt) || json_is_array(prompt);
-    for (size_t i = 0; i < json_array_size(prompt); i++)
-        texts = texts && json_is_string(json_array_get(prompt, i));
-    if (!texts)
-        return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
-    g->q.suffix = suffix;
+    for (size_t i = 0; i < g->q.input_count; i++)
+        if (!g->q.inputs[i].text.data)
+            return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
+    if (arena_text(&g->q.arena, suffix, &g->q.suffix)) return gen_nomem(g);
     return infill_ends(g);
 }
 
-static enum status text_prompt(struct generation *g, json_t *s, const char *path, struct gen_prompt *p)
+/* ---- reading ---- */
+
+static enum status ids_read(struct generation *g, json_t *list, const char *path, struct prompt_input *in)
+{
+    size_t count = json_array_size(list);
+    if (!count) return api_fail(g->e, 400, "empty_array", path, "The prompt is empty.");
+    if (!(in->ids = arena_alloc(&g->q.arena, count, sizeof *in->ids))) return gen_nomem(g);
+    for (; in->id_count < count; in->id_count++) {
+        int64_t id;
+        if (!json_to_int(json_array_get(list, in->id_count), &id))
+            return api_fail(g->e, 400, "invalid_type", path,
+                            "A prompt of token ids must hold integers only.");
+        if (id < 0 || id >= (int64_t)g->ctx->model->info->vocab_size)
+            return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
+                            (long long)id);
+        in->ids[in->id_count] = (uint32_t)id;
+    }
+    return ST_OK;
+}
+
+/* Where prompt i is in the request. */
+static void input_path(const struct generation *g, size_t i, char out[40])
+{
+    snprintf(out, 40, g->q.inputs_listed ? "%s[%zu]" : "%s", gen_source(g), i);
+}
+
+static enum status inputs_read(struct generation *g, json_t *v)
+{
+    struct inference_request *q = &g->q;
+    const char *name = gen_source(g);
+    q->inputs_listed = json_is_array(v) && !json_is_number(json_array_get(v, 0));
+    size_t count = q->inputs_listed ? json_array_size(v) : 1;
+    if (!count) return api_fail(g->e, 400, "empty_array", name, "%s is empty.", name);
+    if (gen_prompts_new(g, count)) return ST_INVALID;
+    if (!(q->inputs = arena_alloc(&q->arena, count, sizeof *q->inputs))) return gen_nomem(g);
+    for (; q->input_count < count; q->input_count++) {
+        json_t *one = q->inputs_listed ? json_array_get(v, q->input_count) : v;
+        struct prompt_input *in = &q->inputs[q->input_count];
+        char path[40];
+        input_path(g, q->input_count, path);
+        enum status st = json_is_string(one) ? arena_text(&q->arena, one, &in->text) ? gen_nomem(g) : ST_OK
+                         : json_is_array(one)
+                             ? ids_read(g, one, path, in)
+                             : api_fail(g->e, 400, "invalid_type", path,
+                                        "A prompt must be a string or an array of token ids.");
+        if (st) return st;
+    }
+    return ST_OK;
+}
+
+enum status gen_read_completion(struct generation *g, json_t *v, json_t *suffix)
+{
+    const char *name = gen_source(g);
+    if (!v) return api_fail(g->e, 400, "missing_required_parameter", name, "%s is missing.", name);
+    if (!json_is_string(v) && !json_is_array(v))
+        return api_fail(g->e, 400, "invalid_type", name,
+                        "%s must be a string, an array of strings, or one or more arrays of token ids.",
+                        name);
+    if (json_is_object(json_array_get(v, 0))) return gen_read_parts(g, v);
+    return inputs_read(g, v) || infill_check(g, suffix) ? ST_INVALID : ST_OK;
+}
+
+/* ---- token ids ---- */
+
+static enum status text_prompt(struct generation *g, struct text text, const char *path, struct gen_prompt *p)
 {
     const struct tokenizer *tok = g->ctx->model->tok;
-    struct tok_run run = {
-        .text = json_string_value(s), .len = json_string_length(s), .control = TOK_CONTROL_ALL};
+    const struct text *suffix = &g->q.suffix;
+    struct tok_run run = {.text = text.data, .len = text.len, .control = TOK_CONTROL_ALL};
     struct tok_run all[] = {{.text = infill_marks[0], .len = strlen(infill_marks[0])},
                             run,
                             {.text = infill_marks[1], .len = strlen(infill_marks[1])},
-                            {.text = json_string_value(g->q.suffix), .len = json_string_length(g->q.suffix)},
+                            {.text = suffix->data, .len = suffix->len},
                             {.text = infill_marks[2], .len = strlen(infill_marks[2])}};
-    bool infill = g->q.suffix != NULL;
     struct tok_ids ids = {0};
     struct err err = {0};
-    enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->q.add_special_tokens,
+    enum status st = tok_encode(tok, suffix->len ? all : &run, suffix->len ? 5 : 1, g->q.add_special_tokens,
                                 gen_ids_max(g), &ids, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(g->e, st, path, &err);
@@ -230,31 +291,19 @@ static enum status text_prompt(struct generation *g, json_t *s, const char *path
     return ST_OK;
 }
 
-static enum status ids_prompt(struct generation *g, json_t *list, const char *path, struct gen_prompt *p)
+static enum status ids_prompt(struct generation *g, const struct prompt_input *in, struct gen_prompt *p)
 {
-    size_t count = json_array_size(list);
-    const struct model *m = g->ctx->model;
-    if (!count) return api_fail(g->e, 400, "empty_array", path, "The prompt is empty.");
-    p->prompt.tokens = malloc(count * sizeof *p->prompt.tokens);
+    p->prompt.tokens = malloc(in->id_count * sizeof *p->prompt.tokens);
     if (!p->prompt.tokens) return gen_nomem(g);
-    for (size_t i = 0; i < count; i++) {
-        int64_t id;
-        if (!json_to_int(json_array_get(list, i), &id))
-            return api_fail(g->e, 400, "invalid_type", path,
-                            "A prompt of token ids must hold integers only.");
-        if (id < 0 || id >= (int64_t)m->info->vocab_size) {
-            return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
-                            (long long)id);
-        }
-        p->prompt.tokens[p->prompt.token_count++] = (uint32_t)id;
-    }
+    memcpy(p->prompt.tokens, in->ids, in->id_count * sizeof *in->ids);
+    p->prompt.token_count = (uint32_t)in->id_count;
     if (!g->q.echo) return ST_OK;
     struct detok d;
     struct buf text;
     buf_init(&text, 256u << 20);
-    detok_init(&d, m->tok, g->q.skip_special);
+    detok_init(&d, g->ctx->model->tok, g->q.skip_special);
     enum status st = ST_OK;
-    for (size_t i = 0; i < count && !st; i++) st = detok_push(&d, p->prompt.tokens[i], &text);
+    for (size_t i = 0; i < in->id_count && !st; i++) st = detok_push(&d, in->ids[i], &text);
     if (!st) st = detok_flush(&d, &text);
     if (!st) st = buf_reserve(&text, 1);
     if (st) {
@@ -266,12 +315,13 @@ static enum status ids_prompt(struct generation *g, json_t *list, const char *pa
     return ST_OK;
 }
 
-static enum status one_prompt(struct generation *g, json_t *v, const char *path, struct gen_prompt *p)
+static enum status one_prompt(struct generation *g, size_t i)
 {
-    enum status st = json_is_string(v)  ? text_prompt(g, v, path, p)
-                     : json_is_array(v) ? ids_prompt(g, v, path, p)
-                                        : api_fail(g->e, 400, "invalid_type", path,
-                                                   "A prompt must be a string or an array of token ids.");
+    const struct prompt_input *in = &g->q.inputs[i];
+    struct gen_prompt *p = &g->prompts[i];
+    char path[40];
+    input_path(g, i, path);
+    enum status st = in->text.data ? text_prompt(g, in->text, path, p) : ids_prompt(g, in, p);
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
@@ -281,32 +331,12 @@ static enum status one_prompt(struct generation *g, json_t *v, const char *path,
     return gen_prompt_made(g, p);
 }
 
-enum status gen_read_completion(struct generation *g, json_t *root)
+enum status gen_prompt_completion(struct generation *g)
 {
-    json_t *v = field(root, "prompt");
-    if (!v) return api_fail(g->e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
-    if (!json_is_string(v) && !json_is_array(v)) {
-        return api_fail(g->e, 400, "invalid_type", "prompt",
-                        "prompt must be a string, an array of strings, or one or more arrays of token ids.");
-    }
-    if (infill_check(g, field(root, "suffix"), v)) return ST_INVALID;
-    return json_is_object(json_array_get(v, 0)) ? gen_read_parts(g, v) : ST_OK;
-}
-
-enum status gen_prompt_completion(struct generation *g, json_t *root)
-{
-    const char *name = gen_source(g);
-    json_t *v = field(root, name);
     if (g->q.messages.list) return gen_prompt_parts(g);
-    bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
-    size_t count = many ? json_array_size(v) : 1;
-    if (!count) return api_fail(g->e, 400, "empty_array", name, "%s is empty.", name);
-    if (!g->prompts && gen_prompts_new(g, count)) return ST_INVALID;
-    for (size_t i; (i = g->prompts_made) < count; g->prompts_made++) {
-        char path[40];
-        if (i && gen_job_over(g)) return ST_AGAIN;
-        snprintf(path, sizeof path, many ? "%s[%zu]" : "%s", name, i);
-        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, path, &g->prompts[i]);
+    for (; g->prompts_made < g->q.input_count; g->prompts_made++) {
+        if (g->prompts_made && gen_job_over(g)) return ST_AGAIN;
+        enum status st = one_prompt(g, g->prompts_made);
         if (st) return st;
     }
     return ST_OK;

@@ -86,10 +86,10 @@ static enum status tools_check(struct generation *g, const struct name_rule *nam
     return ST_OK;
 }
 
-static bool offered(json_t *tools, const json_t *name)
+static bool offered(json_t *tools, struct text name)
 {
     for (size_t i = 0; i < json_array_size(tools); i++)
-        if (json_equal(name, tool_name(tools, i))) return true;
+        if (text_is(name, json_string_value(tool_name(tools, i)))) return true;
     return false;
 }
 
@@ -106,8 +106,17 @@ enum status gen_choose_among(struct generation *g, json_t *mode, json_t *list, b
                 g->e, 400, "invalid_value", "tool_choice",
                 "The tools of allowed_tools are {\"type\": \"function\", \"function\": {\"name\"}}.");
     }
-    g->q.tool_choice.allowed = list;
-    g->q.tool_choice.required = json_is(mode, "required");
+    struct tool_choice *f = &g->q.tool_choice;
+    f->limited = true;
+    f->required = json_is(mode, "required");
+    if (!(f->allowed = arena_alloc(&g->q.arena, json_array_size(list), sizeof *f->allowed)))
+        return gen_nomem(g);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        json_t *one = json_array_get(list, i), *in = field(one, "function"),
+               *name = field(in ? in : one, "name"); /* a hosted tool has none */
+        if (json_is_string(name) && arena_text(&g->q.arena, name, &f->allowed[f->allowed_count++]))
+            return gen_nomem(g);
+    }
     return ST_OK;
 }
 
@@ -143,8 +152,7 @@ static enum status choice_object(struct generation *g, json_t *choice)
                         json_string_value(type));
     if (!json_is_string(name))
         return api_fail(g->e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
-    g->q.tool_choice.name = name;
-    return ST_OK;
+    return arena_text(&g->q.arena, name, &g->q.tool_choice.named) ? gen_nomem(g) : ST_OK;
 }
 
 enum status gen_parse_tools(struct generation *g, json_t *root)
@@ -158,56 +166,28 @@ enum status gen_parse_tools(struct generation *g, json_t *root)
 static enum status choice_check(struct generation *g)
 {
     struct tool_choice *f = &g->q.tool_choice;
-    bool some = json_array_size(g->q.tools) > 0, chosen = f->name || f->allowed;
-    if ((chosen && !some) || (f->required && !g->q.tools))
+    bool some = json_array_size(g->q.tools) > 0;
+    if (((f->named.data || f->limited) && !some) || (f->required && !g->q.tools))
         return api_fail(g->e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-    if (f->name && !offered(g->q.tools, f->name))
+    if (f->named.data && !offered(g->q.tools, f->named))
         return api_fail(g->e, 400, "invalid_value", "tool_choice",
-                        "tool_choice names an unknown function '%.64s'.", json_string_value(f->name));
-    for (size_t i = 0; i < json_array_size(f->allowed); i++) {
-        json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
-        json_t *name = field(in ? in : one, "name"); /* a hosted tool has none */
-        if (name && !offered(g->q.tools, name))
+                        "tool_choice names an unknown function '%.64s'.", f->named.data);
+    for (size_t i = 0; i < f->allowed_count; i++)
+        if (!offered(g->q.tools, f->allowed[i]))
             return api_fail(g->e, 400, "invalid_value", "tool_choice",
                             "allowed_tools has a tool that is not in tools.");
-    }
-    f->named = json_string_value(f->name);
-    f->required = some && (f->required || f->name);
+    f->required = some && (f->required || f->named.data);
     return ST_OK;
 }
 
 enum status gen_tools_resolve(struct generation *g, const struct name_rule *names)
 {
-    const struct model *m = g->ctx->model;
     json_t *tools = g->q.tools;
     if (tools && !json_is_array(tools))
         return api_fail(g->e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(g->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (tools_check(g, names, tools) || choice_check(g)) return ST_INVALID;
-    /* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing
-     * is parsed. */
-    if (!json_array_size(tools) || g->q.tool_choice.none) return ST_OK;
-    const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
-    if (!caps || !caps->tools) {
-        return api_fail(
-            g->e, 400, "tools_unsupported", "tools",
-            "The chat template of this model (%s) does not support tools: serve a model whose template does, "
-            "or use tool_choice \"none\".",
-            m->info->family);
-    }
-    if (!caps->calls) {
-        return api_fail(
-            g->e, 400, "tools_unsupported", "tools",
-            "This server can't read the tool calls of this model (%s): serve one whose chat template has a "
-            "form that it knows (docs/http.md), or use tool_choice \"none\".",
-            m->info->family);
-    }
-    g->rules.calls = caps->calls;
-    g->rules.named_call = g->q.tool_choice.named != NULL;
-    g->rules.must_call = g->q.tool_choice.required;
-    if (!(g->rules.tool_types = tool_types_create(tools))) return gen_nomem(g);
-    return ST_OK;
+    return tools_check(g, names, tools) || choice_check(g) ? ST_INVALID : ST_OK;
 }
 
 /* ---- reasoning ---- */
@@ -227,31 +207,10 @@ static bool variables_set(struct generation *g, const struct reasoning_ask *a)
     return ok;
 }
 
-/* The limit on reasoning tokens, after its tags are set; v NULL: none. */
-static enum status thinking_budget(struct generation *g, json_t *v, const char *param)
-{
-    const struct tokenizer *tok = g->ctx->model->tok;
-    enum reasoning_syntax syntax = g->rules.reasoning_syntax;
-    const char *close = reasoning_close(syntax);
-    int64_t budget;
-    if (!v) return ST_OK;
-    if (!json_to_int(v, &budget)) /* checked before, where there is no param */
-        return api_fail(g->e, 400, "invalid_type", param, "%s must be an integer.", param ? param : "");
-    if (budget < 0) return api_fail(g->e, 400, "invalid_value", param, "%s must be at least 0.", param);
-    if (g->rules.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
-    if (!tok_id_of(tok, close, strlen(close), &g->rules.think.close))
-        return param ? api_fail(g->e, 400, "unsupported_parameter", param,
-                                "%s needs a model with a token for \"%s\"; this one has none.", param, close)
-                     : ST_OK;
-    g->rules.think.limited = true;
-    g->rules.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
-    return ST_OK;
-}
-
 enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask)
 {
-    const struct model *m = g->ctx->model;
-    const char *key;
+    const char *key, *path = ask->budget_path;
+    int64_t budget;
     json_t *v;
     if (ask->variables && !json_is_object(ask->variables))
         return api_fail(g->e, 400, "invalid_type", "chat_template_kwargs",
@@ -263,14 +222,15 @@ enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask)
                         "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
     }
     if (!variables_set(g, ask)) return gen_nomem(g);
-    const struct template_caps *caps =
-        m->tmpl ? template_caps(m->tmpl, json_array_size(g->q.tools) > 0) : NULL;
-    g->rules.reasoning_syntax = caps ? caps->reasoning : REASONING_THINK;
-    g->rules.reasoning = !caps || !caps->think ? REASONING_NONE
-                         : ask->drop           ? REASONING_DROP
-                         : ask->inline_        ? REASONING_CONTENT
-                                               : REASONING_FIELD;
-    return thinking_budget(g, ask->budget, ask->budget_path);
+    g->q.reasoning = (struct reasoning_choice){
+        .drop = ask->drop, .inline_ = ask->inline_, .budget_path = ask->budget_path};
+    if (!ask->budget) return ST_OK;
+    if (!json_to_int(ask->budget, &budget)) /* checked before, where there is no path */
+        return api_fail(g->e, 400, "invalid_type", path, "%s must be an integer.", path ? path : "");
+    if (budget < 0) return api_fail(g->e, 400, "invalid_value", path, "%s must be at least 0.", path);
+    g->q.reasoning.limited = true;
+    g->q.reasoning.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
+    return ST_OK;
 }
 
 enum status gen_effort_check(struct generation *g, json_t *v, const char *path)
@@ -314,4 +274,63 @@ enum status gen_parse_reasoning(struct generation *g, json_t *root)
     ask.drop = !include;
     ask.inline_ = !separate;
     return gen_reasoning(g, &ask);
+}
+
+/* ---- what the model makes of them ---- */
+
+/* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing is
+ * parsed. */
+static enum status call_rules(struct generation *g)
+{
+    const struct model *m = g->ctx->model;
+    if (!json_array_size(g->q.tools) || g->q.tool_choice.none) return ST_OK;
+    const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
+    if (!caps || !caps->tools) {
+        return api_fail(
+            g->e, 400, "tools_unsupported", "tools",
+            "The chat template of this model (%s) does not support tools: serve a model whose template does, "
+            "or use tool_choice \"none\".",
+            m->info->family);
+    }
+    if (!caps->calls) {
+        return api_fail(
+            g->e, 400, "tools_unsupported", "tools",
+            "This server can't read the tool calls of this model (%s): serve one whose chat template has a "
+            "form that it knows (docs/http.md), or use tool_choice \"none\".",
+            m->info->family);
+    }
+    g->rules.calls = caps->calls;
+    g->rules.named_call = g->q.tool_choice.named.data != NULL;
+    g->rules.must_call = g->q.tool_choice.required;
+    if (!(g->rules.tool_types = tool_types_create(g->q.tools))) return gen_nomem(g);
+    return ST_OK;
+}
+
+/* The limit on reasoning tokens, after its tags are set. */
+static enum status thinking_budget(struct generation *g)
+{
+    const char *close = reasoning_close(g->rules.reasoning_syntax), *path = g->q.reasoning.budget_path;
+    if (!g->q.reasoning.limited || g->rules.reasoning == REASONING_NONE) return ST_OK;
+    if (!tok_id_of(g->ctx->model->tok, close, strlen(close), &g->rules.think.close))
+        return path ? api_fail(g->e, 400, "unsupported_parameter", path,
+                               "%s needs a model with a token for \"%s\"; this one has none.", path, close)
+                    : ST_OK;
+    g->rules.think.limited = true;
+    g->rules.think.budget = g->q.reasoning.budget;
+    return ST_OK;
+}
+
+enum status gen_rules(struct generation *g)
+{
+    const struct model *m = g->ctx->model;
+    if (g->q.kind != GEN_CHAT) return ST_OK;
+    if (call_rules(g)) return ST_INVALID;
+    const struct template_caps *caps =
+        m->tmpl ? template_caps(m->tmpl, json_array_size(g->q.tools) > 0) : NULL;
+    g->rules.reasoning_syntax = caps ? caps->reasoning : REASONING_THINK;
+    g->rules.reasoning = !caps || !caps->think    ? REASONING_NONE
+                         : g->q.reasoning.drop    ? REASONING_DROP
+                         : g->q.reasoning.inline_ ? REASONING_CONTENT
+                                                  : REASONING_FIELD;
+    return thinking_budget(g);
 }

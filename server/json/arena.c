@@ -32,12 +32,17 @@ void *arena_alloc(struct arena *a, size_t count, size_t size)
     return b->data;
 }
 
+json_t *arena_keep(struct arena *a, json_t *v)
+{
+    if (!a->values) a->values = json_array();
+    return !a->values || json_array_append_new(a->values, v) ? NULL : v;
+}
+
 enum status arena_text(struct arena *a, const json_t *v, struct text *out)
 {
     ASSERT(json_is_string(v));
-    if (!a->values && !(a->values = json_array())) return ST_NOMEM;
     *out = json_text(v);
-    return json_array_append(a->values, (json_t *)(uintptr_t)v) ? ST_NOMEM : ST_OK;
+    return arena_keep(a, json_incref((json_t *)(uintptr_t)v)) ? ST_OK : ST_NOMEM;
 }
 
 enum status arena_copy(struct arena *a, const char *s, size_t len, struct text *out)

@@ -27,6 +27,8 @@ struct arena {
 void *arena_alloc(struct arena *a, size_t count, size_t size);
 /* The text of a JSON string, which is kept: one more reference. */
 enum status arena_text(struct arena *a, const json_t *v, struct text *out) KV_MUST_CHECK;
+/* Keeps a value of any kind: takes ownership. NULL: v is, or out of memory. */
+json_t *arena_keep(struct arena *a, json_t *v);
 /* A copy. */
 enum status arena_copy(struct arena *a, const char *s, size_t len, struct text *out) KV_MUST_CHECK;
 void arena_free(struct arena *a); /* and empties it */

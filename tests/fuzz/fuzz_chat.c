@@ -54,7 +54,7 @@ static void ask(const struct dialect *dialect, const uint8_t *data, size_t size)
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
         !request_model_check(r, g->root) && !dialect->read(g, g->root))
-        (void)(dialect->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root));
+        (void)(dialect->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g));
     gen_read_end(g);
     buf_fini(&r->http.body);
     gen_free(g);
