@@ -1019,13 +1019,13 @@ def test_answer_memory():
             check.true("an answer that nobody reads is held", wait_until(lambda: s.metric("kvasir:response_bytes") > 8 << 20), s.metric("kvasir:response_bytes"))
             check.equal("it makes room for one that is read", s.request("POST", "/v1/completions", scored(3))[0], 200)
             check.true("and is gone", wait_until(lambda: s.metric("kvasir:response_bytes") == 0), s.metric("kvasir:response_bytes"))
-        a = s.request("POST", "/v1/completions", scored(14))
+        a = s.request("POST", "/v1/completions", scored(9))
         is_error("too much", a, 429, "rate_limit_exceeded", None)
         check.equal("Retry-After", a[1].get("retry-after"), "5")
         check.true("nothing is held", wait_until(lambda: s.metric("kvasir:response_bytes") == 0), s.metric("kvasir:response_bytes"))
     finally:
         s.stop()
-    s = Server(BINARY, MODEL, "--response-memory", "64K")
+    s = Server(BINARY, MODEL, "--response-memory", "16K")
     try:
         large, small = {"prompt": [5, 6], "max_tokens": 900, "n": 16, "ignore_eos": True}, {"prompt": [5, 6], "max_tokens": 5, "ignore_eos": True}
         want = s.ok("/v1/completions", {**small, "seed": 1})["choices"]

@@ -15,6 +15,7 @@ import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments, data_url, drawing  # noqa: E402
+from test_websocket import PING, PONG, Socket, frame_of  # noqa: E402
 
 check = Checks()
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -431,7 +432,7 @@ def test_cost():
 def test_together():
     """Large bodies are read in turn, and small ones beside them; who leaves loses his turn."""
     server = Server(args.binary, args.demo, *CPU, env={"UV_THREADPOOL_SIZE": "4"})
-    sent, done, counts = threading.Barrier(9), [], []
+    sent, done, counts = threading.Barrier(6), [], []
 
     def client(number):
         connection = server.connect()
@@ -442,21 +443,36 @@ def test_together():
         check.equal("a large one", connection.getresponse().status, 200)
         done.append(number)
 
-    threads = [threading.Thread(target=check.run, args=(client, i)) for i in range(8)]
+    threads = [threading.Thread(target=check.run, args=(client, i)) for i in range(5)]
     for t in threads:
         t.start()
     sent.wait()
-    while len(done) < 3:
+    while len(done) < 2:
         counts.append(len(done))
         server.ok(TEXT, {"prompt": "red", "max_tokens": 1})
-    check.true("small ones don't wait", counts.count(0) + counts.count(1) + counts.count(2) >= 4, counts)
+    check.true("small ones don't wait", len(counts) >= 3, counts)
     for t in threads:
         t.join()
     peak = megabytes(server, "VmHWM")
     check.true("one at a time", peak <= 700, peak)
-    check.equal("all were answered", len(done), 6)
-    print(f"eight large bodies at once: {peak} MB at the peak, {len(counts)} small requests meanwhile")
+    check.equal("all were answered", len(done), 4)
+    print(f"five large bodies at once: {peak} MB at the peak, {len(counts)} small requests meanwhile")
     server.stop()
+
+
+def test_idle_sockets():
+    """More than the gigabyte of all connections together, of which idle ones hold nothing."""
+    s = Server(args.binary, args.demo, *CPU)
+    message = frame_of(1, b"x" * 60_000_000)  # a text
+    sockets = [Socket(s) for _ in range(18)]
+    for i, w in enumerate(sockets):
+        w.socket.sendall(message)
+        check.equal(f"message {i} is read", json.loads(w.read()[1])["status"], 400)
+    sockets[0].frame(PING, b"open?")
+    check.equal("the first is open", sockets[0].read(), (PONG, b"open?"))
+    for w in sockets:
+        w.close()
+    s.stop()
 
 
 def test_names():
@@ -523,7 +539,7 @@ def test_names():
 
 
 args = arguments(__doc__)
-for function in (test_no_memory, test_no_room, test_cost, test_together, test_names):
+for function in (test_no_memory, test_no_room, test_cost, test_together, test_idle_sockets, test_names):
     if not args.only or function.__name__ in args.only:
         check.run(function)
 check.end()

@@ -1,4 +1,4 @@
-"""Hostile clients: python3 test_hostile.py [--binary B] [--model DIR] [--seconds N] [--seed N]
+"""Hostile clients: python3 test_hostile.py [--binary B] [--model DIR] [--rounds N] [--seed N]
 Mutated bodies, broken HTTP, random images, slow and rude connections. The server must stay up, answer no 5xx (501, and 503 from its own limits aside), and
 return to idle. The seed is printed; the same seed sends the same bytes."""
 import base64
@@ -77,11 +77,11 @@ def body(rng, images):
     return bytes_mutate(rng, data) if rng.random() < 0.3 else data
 
 
-def fuzz_bodies(s, seed, seconds):
+def fuzz_bodies(s, seed, rounds):
     rng = random.Random(seed)
     images = [drawing(i, 8 + i) for i in range(3)] + [b"\xff\xd8\xff\xe0" + bytes(64), b"RIFF\x10\0\0\0WEBPVP8 " + bytes(40), b"GIF89a" + bytes(30), b"BM" + bytes(60)]
-    limit, counts = time.monotonic() + seconds, {}
-    while time.monotonic() < limit or (not (counts.get(400) and counts.get(200)) and time.monotonic() < limit + 120):
+    counts = {}
+    for _ in range(rounds):
         data = body(rng, images)
         try:
             status, head, answer = s.request("POST", rng.choice(PATHS), data)
@@ -97,12 +97,11 @@ def fuzz_bodies(s, seed, seconds):
     check.true("both good and bad bodies", counts.get(400, 0) > 0 and counts.get(200, 0) > 0, counts)
 
 
-def fuzz_http(s, seed, seconds):
+def fuzz_http(s, seed, rounds):
     rng = random.Random(seed)
     good = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
     whole = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(good) + good
-    limit, sent = time.monotonic() + seconds, 0
-    while time.monotonic() < limit:
+    for _ in range(2 * rounds):
         data = bytes_mutate(rng, bytes_mutate(rng, whole)) if rng.random() < 0.8 else bytes(rng.randrange(256) for _ in range(rng.randrange(1, 300)))
         try:
             with socket.create_connection((s.host, s.port), timeout=1) as c:
@@ -111,20 +110,19 @@ def fuzz_http(s, seed, seconds):
                 answer = c.recv(4000)
         except OSError:
             answer = b""
-        sent += 1
         if answer.startswith(b"HTTP/1.1 5") and answer[9:12] not in (b"501", b"503", b"505"):
             check.true(f"seed {seed}: no 5xx", False, f"{data!r} {answer!r}")
             return
-    check.true(f"{sent} broken requests", sent > 0)
+    check.true("broken requests", True)
 
 
-def rude(s, seed, seconds):
+def rude(s, seed, rounds):
     """Clients that leave at any moment, or read nothing."""
     rng = random.Random(seed)
     data = json.dumps({"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 2, "temperature": 1}).encode()
     whole = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
-    limit, silent = time.monotonic() + seconds, []
-    while time.monotonic() < limit:
+    silent = []
+    for _ in range(rounds // 10):
         c = socket.create_connection((s.host, s.port), timeout=60)
         c.settimeout(2)  # what was sent may be no whole request
         try:
@@ -176,13 +174,13 @@ def slow_loris(s):
 
 
 if __name__ == "__main__":
-    args = arguments(__doc__, seconds=15.0, seed=1)
-    span, first = args.seconds, args.seed
-    print(f"seed {first}, {span} s")
+    args = arguments(__doc__, rounds=250, seed=1)
+    rounds, first = args.rounds, args.seed
+    print(f"seed {first}, {rounds} rounds")
     server = Server(args.binary, args.model, "--log-level", "error")
-    threads = [threading.Thread(target=check.run, args=(fuzz_bodies, server, first + i, span)) for i in range(4)]
-    threads += [threading.Thread(target=check.run, args=(fuzz_http, server, first + 10 + i, span)) for i in range(2)]
-    threads += [threading.Thread(target=check.run, args=(rude, server, first + 20 + i, span)) for i in range(2)]
+    threads = [threading.Thread(target=check.run, args=(fuzz_bodies, server, first + i, rounds)) for i in range(4)]
+    threads += [threading.Thread(target=check.run, args=(fuzz_http, server, first + 10 + i, rounds)) for i in range(2)]
+    threads += [threading.Thread(target=check.run, args=(rude, server, first + 20 + i, rounds)) for i in range(2)]
     threads += [threading.Thread(target=check.run, args=(slow_loris, server))]
     for t in threads:
         t.start()

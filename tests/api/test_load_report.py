@@ -431,10 +431,10 @@ def test_demo():
     server = harness.Server(args.binary, args.demo)
     try:
         url = f"http://{server.host}:{server.port}"
-        status, text, out = load(url, "--sweep", "1,2", "--duration", 2.5, "--warm-up", 0.5, "--max-tokens",
+        status, text, out = load(url, "--sweep", "1,2", "--duration", 1, "--warm-up", 0.2, "--max-tokens",
                                  "uniform:4:12", "--user-tokens", "lognormal:20:0.4", "--system-tokens", 30,
                                  "--ignore-eos", "--slo", "ttft=60s,tpot=60s", "--html", path("demo.html"),
-                                 "--plot", path("demo.svg"), "--metrics-interval", 0.2)
+                                 "--plot", path("demo.svg"), "--metrics-interval", 0.1)
         print(text)
         check.equal("exit status", status, 0)
         for run in out["runs"]:

@@ -316,23 +316,6 @@ def test_parts(binary, demo):
         s.stop()
 
 
-def test_held(binary, demo):
-    """More than a gigabyte in all, of which idle connections hold nothing."""
-    s = Server(binary, demo, "--max-body-bytes", "64M")
-    try:
-        message = frame_of(TEXT, b"[" + b" " * 60_000_000)
-        sockets = [Socket(s) for _ in range(18)]
-        for i, w in enumerate(sockets):
-            w.socket.sendall(message)
-            check.equal(f"message {i} is read", error_of(w.events())[1], 400)
-        sockets[0].frame(PING, b"open?")
-        check.equal("the first is open", sockets[0].read(), (PONG, b"open?"))
-        for w in sockets:
-            w.close()
-    finally:
-        s.stop()
-
-
 def test_running(binary, demo):
     """Of a response without end."""
     s = Server(binary, endless(demo))
@@ -429,7 +412,6 @@ def run(args):
         (test_frames, s),
         (test_compact, s),
         (test_parts, args.binary, args.demo),
-        (test_held, args.binary, args.demo),
         (test_running, args.binary, args.demo),
         (test_keys, args.binary, args.demo),
     )
