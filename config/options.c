@@ -332,71 +332,72 @@ static void size_text(uint64_t v, const char *before, char *to, size_t cap)
     snprintf(to, cap, "%s%llu%s", before, (unsigned long long)v, suffix[i]);
 }
 
-static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin,
-                           struct err *err)
+/* What is wrong with a number. */
+static enum status number_bad(const struct row *r, const char *value, struct err *err)
 {
-    void *field = (char *)o + r->at;
+    unsigned long long min = r->min, max = r->max;
+    char least[32], most[48] = "";
+    uint64_t v;
+    if (r->kind == K_SIZE) {
+        if (!number_parse(value, true, &v))
+            return err_set(err, ST_INVALID, "'%.60s' is not a size (such as 512M or 4G)", value);
+        size_text(r->min, "", least, sizeof least);
+        if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
+        return err_set(err, ST_INVALID, "%.60s is not allowed: it must be at least %s%s", value, least, most);
+    }
+    if (r->words)
+        return err_set(err, ST_INVALID, "'%.60s' is not allowed: auto, or %llu to %llu", value, min, max);
+    if (number_parse(value, false, &v))
+        return err_set(err, ST_INVALID, "%llu is outside %llu..%llu", (unsigned long long)v, min, max);
+    if (number_parse(value, true, &v))
+        return err_set(err, ST_INVALID, "'%.60s' is not a whole number: write %llu", value,
+                       (unsigned long long)v);
+    return err_set(err, ST_INVALID, "'%.60s' is not a whole number", value);
+}
+
+static enum status value_set(const struct row *r, void *field, const char *value, struct err *err)
+{
     uint64_t v = 0;
     int word = word_find(r->words, value);
-    char words[WORDS_BYTES], least[32], most[48] = "";
+    char words[WORDS_BYTES], *copy;
     switch (r->kind) {
-    case K_STRING: {
-        if (!*value) return err_set(err, ST_INVALID, "%s%s: empty value", origin, r->name);
-        char *copy = strdup(value);
-        if (!copy) return err_nomem(err, NULL);
+    case K_STRING:
+        if (!*value) return err_set(err, ST_INVALID, "empty value");
+        if (!(copy = strdup(value))) return err_nomem(err, NULL);
         free(*(char **)field);
         *(char **)field = copy;
-        return ST_OK;
-    }
+        break;
     case K_WORD:
         if (word < 0)
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value,
-                           words_join(r->words, words));
+            return err_set(err, ST_INVALID, "'%.60s' is not one of %s", value, words_join(r->words, words));
         *(unsigned *)field = (unsigned)word;
-        return ST_OK;
+        break;
     case K_BOOL:
         if (word < 0) word = word_find(WORDS("true", "false"), value);
         if (word < 0) word = word_find(WORDS("1", "0"), value);
-        if (word < 0)
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not on or off", origin, r->name, value);
+        if (word < 0) return err_set(err, ST_INVALID, "'%.60s' is not on or off", value);
         *(bool *)field = word == 0;
-        return ST_OK;
+        break;
     case K_NUMBERS:
-        if (numbers_parse(r, value, field)) return ST_OK;
-        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a list of at most %u numbers of %llu to %llu",
-                       origin, r->name, value, OPTION_NUMBERS_MAX, (unsigned long long)r->min,
-                       (unsigned long long)r->max);
+        if (!numbers_parse(r, value, field))
+            return err_set(err, ST_INVALID, "'%.60s' is not a list of at most %u numbers of %llu to %llu",
+                           value, OPTION_NUMBERS_MAX, (unsigned long long)r->min, (unsigned long long)r->max);
+        break;
     case K_SIZE:
-    case K_COUNT: break;
-    }
-    if (word >= 0) {
-        *(uint64_t *)field = OPTION_AUTO;
-        return ST_OK;
-    }
-    bool size = r->kind == K_SIZE, number = number_parse(value, size, &v),
-         within = v >= r->min && v <= r->max;
-    if (number && within) {
+    case K_COUNT:
+        if (word >= 0) v = OPTION_AUTO;
+        else if (!number_parse(value, r->kind == K_SIZE, &v) || v < r->min || v > r->max)
+            return number_bad(r, value, err);
         *(uint64_t *)field = v;
-        return ST_OK;
     }
-    if (!number && size)
-        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a size (such as 512M or 4G)", origin, r->name,
-                       value);
-    if (!size && r->words)
-        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not allowed: auto, or %llu to %llu", origin,
-                       r->name, value, (unsigned long long)r->min, (unsigned long long)r->max);
-    if (!number && number_parse(value, true, &v))
-        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number: write %llu", origin, r->name,
-                       value, (unsigned long long)v);
-    if (!number)
-        return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number", origin, r->name, value);
-    if (!size)
-        return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name,
-                       (unsigned long long)v, (unsigned long long)r->min, (unsigned long long)r->max);
-    size_text(r->min, "", least, sizeof least);
-    if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
-    return err_set(err, ST_INVALID, "%s%s: %.60s is not allowed: it must be at least %s%s", origin, r->name,
-                   value, least, most);
+    return ST_OK;
+}
+
+static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin,
+                           struct err *err)
+{
+    enum status st = value_set(r, (char *)o + r->at, value, err);
+    return st ? err_prefix(err, st, "%s%s", origin, r->name) : ST_OK;
 }
 
 static enum status defaults_set(struct options *o, struct err *err)
