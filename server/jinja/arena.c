@@ -82,6 +82,25 @@ void *jn_grow(struct jn_base *b, void *old, size_t old_bytes, size_t new_bytes)
     return p;
 }
 
+void *jn_room(struct jn_base *b, void *old, size_t size, uint32_t *cap)
+{
+    uint32_t had = *cap;
+    if (had > UINT32_MAX / 4) jn_fail(b, JINJA_LIMIT, "a list is too long");
+    *cap = had ? 2 * had : 4;
+    return jn_grow(b, old, had * size, *cap * size);
+}
+
+void jn_index_add(struct jn_base *b, struct id_table *t, uint32_t hash, uint32_t id)
+{
+    if (id_table_grows(t)) {
+        uint32_t cap = t->cap ? 2 * t->cap : 32;
+        struct id_slot *slots = jn_alloc_array(b, cap, sizeof *slots);
+        memset(slots, 0, cap * sizeof *slots);
+        id_table_move(t, slots, cap);
+    }
+    id_table_put(t, hash, id);
+}
+
 void jn_arena_free(struct jn_arena *a)
 {
     struct jn_chunk *ch = a->head;

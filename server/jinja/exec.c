@@ -19,12 +19,9 @@ static void scope_set(struct jinja_ctx *c, struct jn_scope *s, uint32_t sym, str
         s->vals[i] = v;
         return;
     }
-    if (s->count == s->cap) {
-        uint32_t cap = s->cap ? s->cap * 2 : 4;
-        s->syms = jn_grow(&c->base, s->syms, s->cap * sizeof *s->syms, cap * sizeof *s->syms);
-        s->vals = jn_grow(&c->base, s->vals, s->cap * sizeof *s->vals, cap * sizeof *s->vals);
-        s->cap = cap;
-    }
+    uint32_t cap = s->cap;
+    JN_ROOM(&c->base, s->syms, s->count, cap);
+    JN_ROOM(&c->base, s->vals, s->count, s->cap);
     s->syms[s->count] = sym;
     s->vals[s->count++] = v;
 }
@@ -356,11 +353,7 @@ static struct jinja_value make_string(struct jinja_ctx *c, const struct making *
 
 static void add_var(struct jinja_ctx *c, const char *name, struct jinja_value v)
 {
-    if (c->var_count == c->var_cap) {
-        uint32_t cap = c->var_cap ? c->var_cap * 2 : 16;
-        c->vars = jn_grow(&c->base, c->vars, c->var_cap * sizeof *c->vars, cap * sizeof *c->vars);
-        c->var_cap = cap;
-    }
+    JN_ROOM(&c->base, c->vars, c->var_count, c->var_cap);
     c->vars[c->var_count++] = (struct jn_var){.name = name, .value = v};
 }
 

@@ -364,8 +364,8 @@ FILTER(f_map)
     return as_iter(out);
 }
 
-static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a,
-                                 bool want, bool by_attr)
+static struct jinja_value select_items(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a,
+                                       bool want, bool by_attr)
 {
     struct jinja_value out = jn_new_list(c, JN_LIST, 0);
     struct getter g = {0};
@@ -388,10 +388,10 @@ static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, cons
     return as_iter(out);
 }
 
-VALUE(f_select, select(c, v, a, true, false))
-VALUE(f_reject, select(c, v, a, false, false))
-VALUE(f_selectattr, select(c, v, a, true, true))
-VALUE(f_rejectattr, select(c, v, a, false, true))
+VALUE(f_select, select_items(c, v, a, true, false))
+VALUE(f_reject, select_items(c, v, a, false, false))
+VALUE(f_selectattr, select_items(c, v, a, true, true))
+VALUE(f_rejectattr, select_items(c, v, a, false, true))
 
 const struct jn_filter jn_seq_filters[] = {
     {"batch", f_batch, 2, 1, {"linecount", "fill_with"}},

@@ -7,6 +7,7 @@
 #ifndef KVASIR_JINJA_INTERNAL_H
 #define KVASIR_JINJA_INTERNAL_H
 
+#include "config/base/id_table.h"
 #include "server/jinja/jinja.h"
 
 #include <setjmp.h>
@@ -38,6 +39,12 @@ void *jn_alloc(struct jn_base *b, size_t bytes); /* 16-byte aligned, uninitialis
 void *jn_alloc_array(struct jn_base *b, size_t count, size_t size);
 void *jn_grow(struct jn_base *b, void *old, size_t old_bytes,
               size_t new_bytes); /* extends in place where possible */
+/* Room for one more in `list`, which has `count` elements; `cap`, a uint32_t, doubles when it is reached. */
+#define JN_ROOM(b, list, count, cap)                                                                         \
+    ((count) < (cap) ? (void)0 : (void)((list) = jn_room(b, list, sizeof *(list), &(cap))))
+void *jn_room(struct jn_base *b, void *old, size_t size, uint32_t *cap);
+/* id_table_add, in the arena. */
+void jn_index_add(struct jn_base *b, struct id_table *t, uint32_t hash, uint32_t id);
 void jn_arena_free(struct jn_arena *a);
 
 /* ---- values ---- */
@@ -90,8 +97,7 @@ struct jinja_list {
 struct jinja_dict {
     struct jinja_value *k, *v;
     uint32_t count, cap;
-    uint32_t *index; /* open addressing, entry + 1, 0 = free */
-    uint32_t index_cap;
+    struct id_table index; /* of entries, from 1 */
 };
 struct jn_range {
     int64_t start, step;
@@ -212,8 +218,7 @@ struct jinja_template {
     struct jn_nodes body;
     struct jn_sym *syms;
     uint32_t sym_count, sym_cap;
-    uint32_t *sym_index;
-    uint32_t sym_index_cap;
+    struct id_table index; /* of symbols, from 1 */
     uint32_t sym_caller, sym_kwargs, sym_varargs, sym_loop;
 };
 uint32_t jn_intern(struct jinja_template *t, const char *name, size_t len);

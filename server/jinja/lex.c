@@ -18,11 +18,7 @@ struct lex {
 static void push(struct lex *x, enum jn_tok type, const char *p, size_t len, const char *op)
 {
     struct jn_tokens *o = x->out;
-    if (o->count == o->cap) {
-        uint32_t cap = o->cap ? o->cap * 2 : 128;
-        o->v = jn_grow(x->b, o->v, o->cap * sizeof *o->v, (size_t)cap * sizeof *o->v);
-        o->cap = cap;
-    }
+    JN_ROOM(x->b, o->v, o->count, o->cap);
     struct jn_token *t = &o->v[o->count++];
     *t = (struct jn_token){.type = (uint8_t)type, .line = x->line, .p = p, .len = (uint32_t)len};
     if (op) memcpy(t->op, op, strlen(op));

@@ -10,38 +10,20 @@
 
 uint32_t jn_find_sym(const struct jinja_template *t, const char *name, size_t len)
 {
-    if (!t->sym_index_cap) return JN_NO_SYM;
-    uint32_t mask = t->sym_index_cap - 1;
-    for (uint32_t i = jn_hash(name, len) & mask; t->sym_index[i]; i = (i + 1) & mask) {
-        const struct jn_sym *s = &t->syms[t->sym_index[i] - 1];
-        if (s->len == len && memcmp(s->name, name, len) == 0) return t->sym_index[i] - 1;
-    }
+    uint32_t hash = jn_hash(name, len), at = hash;
+    for (uint32_t id; (id = id_table_next(&t->index, hash, &at));)
+        if (t->syms[id - 1].len == len && memcmp(t->syms[id - 1].name, name, len) == 0) return id - 1;
     return JN_NO_SYM;
-}
-
-static void index_sym(struct jinja_template *t, uint32_t sym)
-{
-    uint32_t mask = t->sym_index_cap - 1, i = jn_hash(t->syms[sym].name, t->syms[sym].len) & mask;
-    while (t->sym_index[i]) i = (i + 1) & mask;
-    t->sym_index[i] = sym + 1;
 }
 
 uint32_t jn_intern(struct jinja_template *t, const char *name, size_t len)
 {
     uint32_t sym = jn_find_sym(t, name, len);
     if (sym != JN_NO_SYM) return sym;
-    if (t->sym_count == t->sym_cap) {
-        uint32_t cap = t->sym_cap ? t->sym_cap * 2 : 32;
-        t->syms = jn_grow(&t->base, t->syms, t->sym_cap * sizeof *t->syms, (size_t)cap * sizeof *t->syms);
-        t->sym_cap = cap;
-        t->sym_index_cap = cap * 2;
-        t->sym_index = jn_alloc_array(&t->base, t->sym_index_cap, sizeof *t->sym_index);
-        memset(t->sym_index, 0, t->sym_index_cap * sizeof *t->sym_index);
-        for (uint32_t i = 0; i < t->sym_count; i++) index_sym(t, i);
-    }
-    t->syms[t->sym_count] = (struct jn_sym){.name = name, .len = (uint32_t)len};
-    index_sym(t, t->sym_count);
-    return t->sym_count++;
+    JN_ROOM(&t->base, t->syms, t->sym_count, t->sym_cap);
+    t->syms[t->sym_count++] = (struct jn_sym){.name = name, .len = (uint32_t)len};
+    jn_index_add(&t->base, &t->index, jn_hash(name, len), t->sym_count);
+    return t->sym_count - 1;
 }
 
 /* ---- statements ---- */

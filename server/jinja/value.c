@@ -19,12 +19,7 @@ struct jinja_value jn_new_list(struct jinja_ctx *c, enum jn_type type, uint32_t 
 
 void jn_list_push(struct jinja_ctx *c, struct jinja_list *l, struct jinja_value v)
 {
-    if (l->count == l->cap) {
-        uint32_t cap = l->cap ? l->cap * 2 : 4;
-        if (cap < l->cap) jn_fail(&c->base, JINJA_LIMIT, "a list is too long");
-        l->v = jn_grow(&c->base, l->v, l->cap * sizeof *l->v, (size_t)cap * sizeof *l->v);
-        l->cap = cap;
-    }
+    JN_ROOM(&c->base, l->v, l->count, l->cap);
     l->v[l->count++] = v;
 }
 
@@ -86,9 +81,8 @@ static uint32_t hash_value(struct jinja_value v)
 
 static bool same_key(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
 {
-    if (a.type == JN_STR && b.type == JN_STR)
-        return a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
-    return jn_equal(c, a, b);
+    if (a.type != JN_STR && b.type != JN_STR) return jn_equal(c, a, b);
+    return a.type == b.type && a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
 }
 
 struct jinja_value jn_new_dict(struct jinja_ctx *c)
@@ -98,24 +92,18 @@ struct jinja_value jn_new_dict(struct jinja_ctx *c)
     return JN_V(JN_DICT, d, d);
 }
 
+/* The key's entry, or UINT32_MAX. Many entries have an index. c: not used if the key is a string. */
 static uint32_t dict_slot(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_value key)
 {
-    if (!d->index_cap) {
+    if (!d->index.cap) {
         for (uint32_t i = 0; i < d->count; i++)
             if (same_key(c, d->k[i], key)) return i;
         return UINT32_MAX;
     }
-    uint32_t mask = d->index_cap - 1;
-    for (uint32_t i = hash_value(key) & mask; d->index[i]; i = (i + 1) & mask)
-        if (same_key(c, d->k[d->index[i] - 1], key)) return d->index[i] - 1;
+    uint32_t hash = hash_value(key), at = hash;
+    for (uint32_t id; (id = id_table_next(&d->index, hash, &at));)
+        if (same_key(c, d->k[id - 1], key)) return id - 1;
     return UINT32_MAX;
-}
-
-static void dict_index(struct jinja_dict *d, uint32_t entry)
-{
-    uint32_t mask = d->index_cap - 1, i = hash_value(d->k[entry]) & mask;
-    while (d->index[i]) i = (i + 1) & mask;
-    d->index[i] = entry + 1;
 }
 
 void jn_dict_put(struct jinja_ctx *c, struct jinja_dict *d, struct jinja_value key, struct jinja_value value)
@@ -126,22 +114,14 @@ void jn_dict_put(struct jinja_ctx *c, struct jinja_dict *d, struct jinja_value k
         d->v[at] = value;
         return;
     }
-    if (d->count == d->cap) {
-        uint32_t cap = d->cap ? d->cap * 2 : 4;
-        if (cap > UINT32_MAX / 4) jn_fail(&c->base, JINJA_LIMIT, "a dict is too large");
-        d->k = jn_grow(&c->base, d->k, d->cap * sizeof *d->k, (size_t)cap * sizeof *d->k);
-        d->v = jn_grow(&c->base, d->v, d->cap * sizeof *d->v, (size_t)cap * sizeof *d->v);
-        d->cap = cap;
-        if (cap > 8) {
-            d->index_cap = cap * 2;
-            d->index = jn_alloc_array(&c->base, d->index_cap, sizeof *d->index);
-            memset(d->index, 0, d->index_cap * sizeof *d->index);
-            for (uint32_t i = 0; i < d->count; i++) dict_index(d, i);
-        }
-    }
+    uint32_t cap = d->cap;
+    JN_ROOM(&c->base, d->k, d->count, cap);
+    JN_ROOM(&c->base, d->v, d->count, d->cap);
     d->k[d->count] = key;
     d->v[d->count++] = value;
-    if (d->index_cap) dict_index(d, d->count - 1);
+    if (d->count <= 8) return;
+    for (uint32_t i = d->index.cap ? d->count - 1 : 0; i < d->count; i++)
+        jn_index_add(&c->base, &d->index, hash_value(d->k[i]), i + 1);
 }
 
 bool jn_dict_find(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_value key,
@@ -158,16 +138,9 @@ bool jn_dict_find_str(const struct jinja_dict *d, const char *key, size_t len, s
 {
     struct jinja_str s = {.p = key, .len = (uint32_t)len};
     struct jinja_value k = JN_V(JN_STR, s, &s);
-    uint32_t mask = d->index_cap - 1;
-    for (uint32_t i = d->index_cap ? hash_value(k) & mask : 0; d->index_cap ? d->index[i] != 0 : i < d->count;
-         i = d->index_cap ? (i + 1) & mask : i + 1) {
-        uint32_t e = d->index_cap ? d->index[i] - 1 : i;
-        if (d->k[e].type == JN_STR && d->k[e].u.s->len == len && memcmp(d->k[e].u.s->p, key, len) == 0) {
-            *out = d->v[e];
-            return true;
-        }
-    }
-    return false;
+    uint32_t at = dict_slot(NULL, d, k);
+    if (at != UINT32_MAX) *out = d->v[at];
+    return at != UINT32_MAX;
 }
 
 /* ---- kinds ---- */
