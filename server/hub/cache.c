@@ -1,4 +1,5 @@
 /* The cache's layout, its list, and removal. See internal.h. */
+#include "config/base/assert.h"
 #include "config/base/file.h"
 #include "server/hub/internal.h"
 
@@ -64,6 +65,7 @@ bool hub_ref_read(const char *repo_dir, const char *rev, char commit[HUB_COMMIT_
 
 enum status hub_ref_write(const char *repo_dir, const char *rev, const char *commit, struct err *err)
 {
+    ASSERT(hub_is_hash(commit, HUB_COMMIT_LEN));
     char *path = hub_text("%s/refs/%s", repo_dir, rev),
          *temp = hub_text("%s/refs/%s.%d.tmp", repo_dir, rev, (int)getpid());
     enum status st = path && temp ? hub_mkdirs(path, err) : err_nomem(err, repo_dir);
@@ -79,6 +81,8 @@ enum status hub_ref_write(const char *repo_dir, const char *rev, const char *com
 enum status hub_link(const char *repo_dir, const char *commit, const struct hub_file *f, struct err *err)
 {
     char target[3 * HUB_PATH_MAX] = "", old[3 * HUB_PATH_MAX];
+    /* Nothing that the hub has said leads out of the repository. */
+    ASSERT(hub_path_ok(f->path) && (hub_is_hash(f->hash, HUB_COMMIT_LEN) || hub_is_hash(f->hash, 64)));
     char *path = hub_text("%s/snapshots/%s/%s", repo_dir, commit, f->path);
     enum status st = path ? hub_mkdirs(path, err) : err_nomem(err, f->path);
     for (const char *p = f->path; (p = strchr(p, '/')); p++) strcat(target, "../");

@@ -3,6 +3,7 @@
  * A file is `have` bytes in blobs/HASH.incomplete, appended as they come; so what is on disk is always the
  * file's beginning, whoever resumes it. libcurl follows redirects and drops the token where they leave the
  * endpoint's host; a resumed file begins at the endpoint again, as signed URLs expire. */
+#include "config/base/assert.h"
 #include "config/base/clock.h"
 #include "config/base/file.h"
 #include "config/base/log.h"
@@ -147,6 +148,7 @@ static enum status blob_end(struct transfer *t, struct err *err)
     const struct hub_get *g = t->get;
     char hex[2 * 64 + 1];
     enum status st = ST_OK;
+    ASSERT_CMP(t->have, ==, g->file->size);
     if (!digest_end(&t->digest, g->file->hash, hex)) {
         if (t->resumed) { /* the beginning may have been another process's, or damaged */
             log_warn("%s: its bytes do not have its hash: from its beginning again", g->file->path);
@@ -193,6 +195,7 @@ static enum status blob_open(struct transfer *t, struct err *err)
 
 static enum status append(struct transfer *t, const char *data, size_t len, struct err *err)
 {
+    ASSERT(t->fd >= 0 && t->lock_fd >= 0 && t->digest); /* nobody else writes, and the hash is of all bytes */
     while (len) {
         ssize_t n = pwrite(t->fd, data, len, (off_t)t->have);
         if (n < 0 && errno == EINTR) continue;
@@ -244,6 +247,7 @@ static enum status body_take(struct transfer *t, const char *data, size_t len, s
     if (len >= sizeof pointer - 1 && !t->have && strlen(f->hash) != HUB_COMMIT_LEN &&
         memcmp(data, pointer, sizeof pointer - 1) == 0)
         return err_set(err, ST_FORMAT, "the hub sends a Git LFS pointer for %s instead of the file", f->path);
+    ASSERT_CMP(t->have, <=, f->size);
     uint64_t left = f->size - t->have;
     if (!t->came) curl_easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &all);
     if (all >= 0 && (uint64_t)all != left)
@@ -270,6 +274,7 @@ static enum status start(struct client *c, struct transfer *t)
 {
     const struct hub_get *g = t->get;
     bool https = strncmp(c->h->endpoint, "https://", 8) == 0;
+    ASSERT(!t->easy && !t->done && t->open);
     CURL *e = t->easy = curl_easy_init();
     if (t->whole && t->have && blob_begin(t, true, c->err)) return ST_IO;
     if (g->body) buf_fini(g->body);
@@ -420,6 +425,9 @@ enum status hub_http(const struct hub *h, const struct hub_get *gets, size_t cou
     if (!ok) c.st = err_nomem(err, "transfers");
     for (size_t i = 0; ok && i < count; i++) {
         bool blob = gets[i].what == HUB_BLOB;
+        ASSERT((gets[i].what == HUB_BODY) == (gets[i].body != NULL));
+        ASSERT(gets[i].what == HUB_BODY || gets[i].file);
+        ASSERT(!blob || (gets[i].blob && gets[i].part && gets[i].lock && gets[i].file->hash[0]));
         c.transfers[i] =
             (struct transfer){.client = &c, .get = &gets[i], .open = !blob, .fd = -1, .lock_fd = -1};
         if (blob) c.total += gets[i].file->size;

@@ -1,6 +1,7 @@
 /* See errors.h. */
 #include "server/json/errors.h"
 
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "server/json/writer.h"
 
@@ -21,6 +22,7 @@ static void trim_utf8(char *text)
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
 {
     va_list ap;
+    ASSERT_MSG(http >= 400 && http < 600 && code, "%d is no error, or has no code", http);
     if (e->http) return ST_INVALID;
     *e = (struct api_error){.http = http,
                             .type = http == 429   ? "rate_limit_error"
@@ -55,6 +57,7 @@ static const struct {
 
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err)
 {
+    ASSERT_CMP(st, <, sizeof statuses / sizeof *statuses);
     const char *text = statuses[st].text;
     return api_fail(e, statuses[st].http, statuses[st].code, text ? NULL : param, "%s",
                     text          ? text
@@ -84,6 +87,7 @@ static const char *anthropic_type(int http)
 void error_json(const struct api_error *e, enum error_shape shape, struct buf *out)
 {
     struct json_writer o = {.buf = out};
+    ASSERT(e->http && e->type);  /* api_fail has filled it */
     if (shape != ERROR_OPENAI) { /* no fields for parameter and code: the message names the parameter */
         char message[sizeof e->param + sizeof e->message + 2];
         bool named =

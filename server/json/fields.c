@@ -1,6 +1,7 @@
 /* See fields.h. */
 #include "server/json/fields.h"
 
+#include "config/base/assert.h"
 #include <ctype.h>
 #include <math.h>
 #include <stddef.h>
@@ -79,6 +80,7 @@ size_t fields_unknown(json_t *root, const char *const *known, size_t count, char
     const char *key;
     json_t *v;
     size_t found = 0, at = 0;
+    ASSERT(cap > 0);
     out[0] = '\0';
     json_object_foreach(root, key, v)
     {
@@ -117,6 +119,7 @@ enum status value_int(struct api_error *e, json_t *v, const char *name, int64_t 
                       int64_t *out)
 {
     int64_t i;
+    ASSERT_CMP(min, <=, max);
     /* An integer beyond 64 bits is parsed as a double (parser.c). */
     bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
     if (beyond)
@@ -137,8 +140,9 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
                       int64_t *out, bool *has)
 {
     json_t *v = field(root, name);
-    if (has) *has = v != NULL;
-    return v ? value_int(e, v, name, min, max, out) : ST_OK;
+    enum status st = v ? value_int(e, v, name, min, max, out) : ST_OK;
+    if (has) *has = v && !st;
+    return st;
 }
 
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,

@@ -73,6 +73,7 @@ static enum status string_unescape(struct reader *r)
 /* The lexer's string, used in place if it can be; else in scratch. */
 static enum status string(struct reader *r, const char **text, size_t *len)
 {
+    ASSERT(r->x.from <= r->x.to && r->x.to < r->x.at && r->x.at <= r->x.len);
     *text = r->x.text + r->x.from;
     *len = r->x.to - r->x.from;
     if (!r->x.escaped && utf8_valid(*text, *len)) return ST_OK;

@@ -1,5 +1,6 @@
 /* See writer.h. */
 #include "server/json/writer.h"
+#include "config/base/assert.h"
 #include "config/base/decimal.h"
 
 #include "config/base/json_text.h"
@@ -14,6 +15,7 @@
 
 void jw_bytes(struct json_writer *o, const void *data, size_t len)
 {
+    ASSERT(o->buf && (data || !len));
     if (!o->st) o->st = buf_add(o->buf, data, len);
 }
 
@@ -51,8 +53,9 @@ void jw_put(struct json_writer *o, const char *fmt, ...)
         jw_bytes(o, fmt, (size_t)(at - fmt));
         if (at[1] == 's') jw_cstring(o, va_arg(ap, const char *));
         else if (at[1] == 'u') jw_uint(o, va_arg(ap, unsigned));
-        else if (at[2] == 'u') jw_uint(o, va_arg(ap, unsigned long));
-        else jw_int(o, va_arg(ap, long));
+        else if (at[1] == 'l' && at[2] == 'u') jw_uint(o, va_arg(ap, unsigned long));
+        else if (at[1] == 'l' && at[2] == 'd') jw_int(o, va_arg(ap, long));
+        else UNREACHABLE();
     }
     va_end(ap);
     jw_text(o, fmt);
