@@ -2,10 +2,15 @@
  * and building prompts run on a worker. */
 #include "server/dialect/dialect.h"
 #include "server/embed/embed.h"
+#include "config/base/assert.h"
 #include "server/generate/generate.h"
 #include "server/http/conn.h"
 #include "server/http/request.h"
+#include "server/input/request_json.h"
+#include "server/json/parser.h"
 #include "server/api/api.h"
+
+#include <string.h>
 
 /* Only the files of undecoded images, and what the dialect keeps, remain of the body. */
 static void generate_done(struct request *r)
@@ -16,13 +21,40 @@ static void generate_done(struct request *r)
     else gen_submit(r);
 }
 
+#ifdef SLOW_ASSERTS
+/* What is written down and read back is the same request: it takes the request's place. */
+static void written_back(struct generation *g)
+{
+    struct inference_request read = {0};
+    struct buf text, again;
+    json_t *v = NULL;
+    buf_init(&text, SIZE_MAX / 4);
+    buf_init(&again, SIZE_MAX / 4);
+    request_write(&(struct json_writer){.buf = &text}, &g->q);
+    if (json_from_text(text.data, text.len, &v) == ST_OK) { /* else it is nested too deep */
+        ASSERT(request_read(v, &read) == ST_OK);
+        request_write(&(struct json_writer){.buf = &again}, &read);
+        ASSERT(text.len == again.len && memcmp(text.data, again.data, text.len) == 0);
+        inference_request_free(&g->q);
+        g->q = read;
+    }
+    json_decref(v);
+    buf_fini(&text);
+    buf_fini(&again);
+}
+#else
+#define written_back(g) ((void)0)
+#endif
+
 static enum status generate_read(struct request *r)
 {
     struct generation *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
     if (g->dialect->read(g, g->root)) return ST_INVALID;
-    return r->response.out.len ? ST_OK : gen_rules(g);
+    if (r->response.out.len) return ST_OK;
+    written_back(g);
+    return gen_rules(g);
 }
 
 static void generate_job(struct request *r)

@@ -62,6 +62,12 @@ void chat_messages_free(struct chat_messages *m)
     *m = (struct chat_messages){0};
 }
 
+bool image_ref_same(const struct image_ref *a, const struct image_ref *b)
+{
+    return a->url.data == b->url.data && a->frame_count == b->frame_count &&
+           (!a->frames || a->frames == b->frames || a->frames[0].data == b->frames[0].data);
+}
+
 /* ---- shared by all readers ---- */
 
 enum status chat_no_memory(struct chat_reader *r)

@@ -39,6 +39,9 @@ struct image_ref {
     char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
 };
 
+/* They come from one value of the body. */
+bool image_ref_same(const struct image_ref *a, const struct image_ref *b);
+
 enum chat_role {
     CHAT_SYSTEM = 0,
     CHAT_DEVELOPER,

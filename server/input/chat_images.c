@@ -292,19 +292,12 @@ static enum status check_room(struct generation *g, const struct image_ref *ref,
                     m->caps.context_max);
 }
 
-/* They come from one value of the body. */
-static bool same_file(const struct image_ref *a, const struct image_ref *b)
-{
-    return a->url.data == b->url.data && a->frame_count == b->frame_count &&
-           (!a->frames || a->frames[0].data == b->frames[0].data);
-}
-
 /* The first image of the request with the file of image i: what all prompts share, such as a query. */
 static uint32_t first_of(const struct generation *g, uint32_t i)
 {
     const struct image_ref *refs = g->q.messages.images;
     uint32_t k = 0;
-    while (g->q.messages_each && k < i && !same_file(&refs[k], &refs[i])) k++;
+    while (g->q.messages_each && k < i && !image_ref_same(&refs[k], &refs[i])) k++;
     return g->q.messages_each ? k : i;
 }
 

@@ -36,11 +36,11 @@ enum status gen_schema(struct generation *g, json_t *v, const char *path, struct
             return api_fail(g->e, 400, "unsupported_schema", path, "The schema is not valid JSON: %.100s.",
                             where.text);
     }
-    if (!arena_keep(&g->q.arena, schema)) return gen_nomem(g);
-    if (!json_is_object(schema) && !json_is_boolean(schema))
-        return api_fail(g->e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
+    json_decref(f->schema);
     *f = (struct response_format){.kind = FORMAT_SCHEMA, .schema = schema, .param = path};
-    return ST_OK;
+    return json_is_object(schema) || json_is_boolean(schema)
+               ? ST_OK
+               : api_fail(g->e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
 }
 
 static enum status choice_format(struct generation *g, json_t *v, const char *path, struct response_format *f)

@@ -27,7 +27,7 @@ enum response_format_kind {
 };
 struct response_format {
     enum response_format_kind kind;
-    json_t *schema;       /* SCHEMA: opaque, kept by the arena */
+    json_t *schema;       /* SCHEMA: opaque, owned */
     struct text text;     /* REGEX, TEXT */
     struct text *choices; /* [choice_count] */
     size_t choice_count;
