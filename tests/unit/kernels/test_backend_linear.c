@@ -511,7 +511,11 @@ static void test_weights_come_and_go(void **state)
             unsigned char *want = must(malloc(row * c.t)), *got = must(malloc(row * c.t));
             struct be_weight *w[N] = {NULL};
             rng_state = 5;
-            for (int step = 0; step < (test_in_small() ? 4 : test_briefly() ? 8 : 60); step++) {
+            for (int step = 0; step < (test_in_small()  ? 4
+                                       : test_briefly() ? 8
+                                       : BACKEND_ON_CPU ? 60
+                                                        : 20);
+                 step++) {
                 uint32_t at = (uint32_t)((rnd() + 1) * N / 2) % N;
                 if (w[at]) {
                     be_cpu_ops()->weight_free(b, w[at]);
