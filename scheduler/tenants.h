@@ -14,7 +14,7 @@
 #define KVASIR_TENANTS_H
 
 #include "config/base/status.h"
-#include "scheduler/cache/hash_table.h"
+#include "config/base/hash_table.h"
 
 #include <stdint.h>
 

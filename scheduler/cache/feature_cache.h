@@ -16,7 +16,7 @@
 
 #include "config/base/status.h"
 #include "engine/engine.h"
-#include "scheduler/cache/hash_table.h"
+#include "config/base/hash_table.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
-#include "scheduler/cache/hash_table.h"
+#include "config/base/hash_table.h"
 #include "scheduler/cache/radix_cache.h"
 
 /* HEAP_NEWEST: of a snapshot, by last use; its elements know no place in it. */

@@ -4,7 +4,7 @@
 #define KVASIR_TIER_INTERNAL_H
 
 #include "scheduler/cache/cache_store.h"
-#include "scheduler/cache/hash_table.h"
+#include "config/base/hash_table.h"
 #include "scheduler/cache/tier.h"
 
 #define TIER_NO_GROUP     UINT32_MAX

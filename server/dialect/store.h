@@ -5,7 +5,7 @@
 #define KVASIR_RESPONSE_STORE_H
 
 #include "config/base/buf.h"
-#include "scheduler/cache/hash_table.h"
+#include "config/base/hash_table.h"
 #include "server/shares/shares.h"
 
 #include <jansson.h>

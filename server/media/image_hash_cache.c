@@ -1,8 +1,9 @@
-/* See media/image_hash_cache.h. A fixed array of entries, chained in buckets and in one list by recency;
- * entry 0 is the end of every chain. */
+/* See media/image_hash_cache.h. Entries are in a hash table, and in a list by recency. */
 #include "server/media/image_hash_cache.h"
 
 #include "config/base/assert.h"
+#include "config/base/hash_table.h"
+#include "config/base/list.h"
 
 #include <pthread.h>
 #include <sodium.h>
@@ -12,49 +13,32 @@
 #define PARTS_EACH 16u /* average parts per entry */
 
 struct entry {
+    struct hash_link link;
+    struct entry *prev, *next; /* by recency */
     uint8_t id[32];
     struct image_parts parts; /* owned */
-    uint32_t chain;           /* next in the bucket, or next free one */
-    uint32_t older, newer;    /* by recency */
 };
 
 struct image_hash_cache {
     pthread_mutex_t lock;
     uint8_t secret[32];
-    uint32_t entries_max, bucket_mask;
-    uint32_t free;           /* first unused entry */
-    uint32_t newest, oldest; /* 0 = empty */
-    uint64_t queries, hits, used;
+    uint64_t entries_max, queries, hits;
     uint64_t parts, parts_max; /* of all entries: a video has many, so memory is bounded by them too */
-    uint32_t *buckets;
-    struct entry *entries; /* [entries_max + 1] */
+    struct hash_table table;
+    struct entry *head, *tail; /* the newest, the oldest */
 };
 
 struct image_hash_cache *image_hash_cache_create(uint32_t entries_max)
 {
     struct image_hash_cache *a = calloc(1, sizeof *a);
-    uint32_t buckets = 1;
-    if (!a || !entries_max || entries_max > 1u << 24) {
+    if (!a || !entries_max || !hash_create(&a->table, 64) || pthread_mutex_init(&a->lock, NULL)) {
+        if (a) free(a->table.buckets);
         free(a);
         return NULL;
     }
-    while (buckets < entries_max) buckets *= 2;
     a->entries_max = entries_max;
-    a->bucket_mask = buckets - 1;
     a->parts_max = (uint64_t)entries_max * PARTS_EACH;
-    a->buckets = calloc(buckets, sizeof *a->buckets);
-    a->entries = calloc((size_t)entries_max + 1, sizeof *a->entries);
-    if (!a->buckets || !a->entries || pthread_mutex_init(&a->lock, NULL)) {
-        free(a->buckets);
-        free(a->entries);
-        free(a);
-        return NULL;
-    }
     randombytes_buf(a->secret, sizeof a->secret);
-    for (uint32_t i = entries_max; i; i--) {
-        a->entries[i].chain = a->free;
-        a->free = i;
-    }
     return a;
 }
 
@@ -63,8 +47,7 @@ void image_hash_cache_destroy(struct image_hash_cache *a)
     if (!a) return;
     image_hash_cache_clear(a);
     pthread_mutex_destroy(&a->lock);
-    free(a->buckets);
-    free(a->entries);
+    free(a->table.buckets);
     free(a);
 }
 
@@ -92,64 +75,40 @@ void image_hash_cache_id(const struct image_hash_cache *a, const uint8_t salt[32
     crypto_hash_sha256_final(&h, id);
 }
 
-static uint32_t *bucket_of(struct image_hash_cache *a, const uint8_t id[32])
+/* Ids are hashes with a secret. */
+static uint64_t hash_of(const uint8_t id[32])
 {
-    uint32_t hash;
+    uint64_t hash;
     memcpy(&hash, id, sizeof hash);
-    return &a->buckets[hash & a->bucket_mask];
+    return hash;
 }
 
-static uint32_t find(struct image_hash_cache *a, const uint8_t id[32])
+static struct entry *find(const struct image_hash_cache *a, const uint8_t id[32])
 {
-    uint32_t i = *bucket_of(a, id);
-    while (i && memcmp(a->entries[i].id, id, 32) != 0) i = a->entries[i].chain;
-    return i;
+    struct entry *e = hash_first(&a->table, hash_of(id));
+    while (e && memcmp(e->id, id, 32) != 0) e = hash_next(e);
+    return e;
 }
 
-static void recency_remove(struct image_hash_cache *a, uint32_t i)
+static void drop(struct image_hash_cache *a, struct entry *e)
 {
-    struct entry *e = &a->entries[i];
-    if (e->newer) a->entries[e->newer].older = e->older;
-    else a->newest = e->older;
-    if (e->older) a->entries[e->older].newer = e->newer;
-    else a->oldest = e->newer;
-    e->older = e->newer = 0;
-}
-
-static void recency_add(struct image_hash_cache *a, uint32_t i)
-{
-    a->entries[i].older = a->newest;
-    a->entries[i].newer = 0;
-    if (a->newest) a->entries[a->newest].newer = i;
-    else a->oldest = i;
-    a->newest = i;
-}
-
-static void drop(struct image_hash_cache *a, uint32_t i)
-{
-    struct entry *e = &a->entries[i];
-    uint32_t *at = bucket_of(a, e->id);
-    while (*at != i) at = &a->entries[*at].chain;
-    *at = e->chain;
-    recency_remove(a, i);
+    hash_remove(&a->table, &e->link);
+    LIST_UNLINK(a, e);
     a->parts -= e->parts.count;
     image_parts_free(&e->parts);
-    *e = (struct entry){.chain = a->free};
-    a->free = i;
-    a->used--;
+    free(e);
 }
 
 bool image_hash_cache_get(struct image_hash_cache *a, const uint8_t id[32], struct image_parts *parts)
 {
-    bool known = false;
     pthread_mutex_lock(&a->lock);
-    uint32_t i = find(a, id);
+    struct entry *e = find(a, id);
+    bool known = e && image_parts_copy(&e->parts, parts);
     a->queries++;
-    if (i) {
-        known = image_parts_copy(&a->entries[i].parts, parts);
-        if (known) a->hits++;
-        recency_remove(a, i);
-        recency_add(a, i);
+    a->hits += known;
+    if (e) {
+        LIST_UNLINK(a, e);
+        LIST_LINK(a, NULL, e);
     }
     pthread_mutex_unlock(&a->lock);
     return known;
@@ -157,45 +116,40 @@ bool image_hash_cache_get(struct image_hash_cache *a, const uint8_t id[32], stru
 
 void image_hash_cache_put(struct image_hash_cache *a, const uint8_t id[32], const struct image_parts *parts)
 {
-    struct image_parts copy;
     ASSERT(parts->count > 0);
-    if (parts->count > a->parts_max || !image_parts_copy(parts, &copy)) return;
-    pthread_mutex_lock(&a->lock);
-    uint32_t i = find(a, id);
-    if (i) drop(a, i);
-    while (!a->free || a->parts + copy.count > a->parts_max) drop(a, a->oldest);
-    a->parts += copy.count;
-    i = a->free;
-    struct entry *e = &a->entries[i];
-    a->free = e->chain;
-    *e = (struct entry){.parts = copy};
+    struct entry *e = parts->count > a->parts_max ? NULL : calloc(1, sizeof *e), *same;
+    if (!e || !image_parts_copy(parts, &e->parts)) {
+        free(e);
+        return;
+    }
     memcpy(e->id, id, sizeof e->id);
-    uint32_t *bucket = bucket_of(a, id);
-    e->chain = *bucket;
-    *bucket = i;
-    recency_add(a, i);
-    a->used++;
+    pthread_mutex_lock(&a->lock);
+    if ((same = find(a, id))) drop(a, same);
+    while (a->table.count == a->entries_max || a->parts + e->parts.count > a->parts_max) drop(a, a->tail);
+    a->parts += e->parts.count;
+    hash_insert(&a->table, &e->link, hash_of(id));
+    LIST_LINK(a, NULL, e);
     pthread_mutex_unlock(&a->lock);
 }
 
 void image_hash_cache_remove(struct image_hash_cache *a, const uint8_t id[32])
 {
     pthread_mutex_lock(&a->lock);
-    uint32_t i = find(a, id);
-    if (i) drop(a, i);
+    struct entry *e = find(a, id);
+    if (e) drop(a, e);
     pthread_mutex_unlock(&a->lock);
 }
 
 void image_hash_cache_clear(struct image_hash_cache *a)
 {
     pthread_mutex_lock(&a->lock);
-    while (a->oldest) drop(a, a->oldest);
+    while (a->tail) drop(a, a->tail);
     pthread_mutex_unlock(&a->lock);
 }
 
 void image_hash_cache_stats(struct image_hash_cache *a, struct image_hash_cache_stats *out)
 {
     pthread_mutex_lock(&a->lock);
-    *out = (struct image_hash_cache_stats){.queries = a->queries, .hits = a->hits, .entries = a->used};
+    *out = (struct image_hash_cache_stats){.queries = a->queries, .hits = a->hits, .entries = a->table.count};
     pthread_mutex_unlock(&a->lock);
 }
