@@ -1,5 +1,4 @@
-/* See options.h. A row of the table = one setting; its flag, environment variable and config key are the same
- * name spelled three ways ("max-context", "KVASIR_MAX_CONTEXT", "max-context = 4096"). */
+/* See options.h, and options.def for the table. */
 #include "config/options.h"
 
 #include "config/base/env.h"
@@ -12,226 +11,48 @@
 #include <string.h>
 #include <unistd.h>
 
-enum kind { K_STRING, K_WORD, K_COUNT, K_SIZE, K_BOOL, K_NUMBERS };
+enum kind { K_STRING, K_WORD, K_COUNT, K_SIZE, K_BOOL, K_NUMBERS, K_GROUP };
 
 struct row {
-    const char *name;
+    const char *name; /* K_GROUP: of the rows after it, as in docs/flags.md */
     enum kind kind;
+    unsigned commands;        /* of enum option_commands */
     size_t at;                /* offset of the field in struct options */
     const char *init;         /* default, as a person would write it; NULL = unset */
     uint64_t min, max;        /* K_COUNT, K_SIZE, K_NUMBERS */
-    const char *const *words; /* K_WORD: in the order of the field's enum; numbers: {"auto"} if that is one */
+    const char *const *words; /* K_WORD: in the order of the field's enum; K_BOOL */
     const char *arg;          /* how --help names the value; NULL = the words */
     const char *help;
-    unsigned commands; /* of enum option_commands; 0 = serve's alone */
 };
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
-#define ON_OFF     WORDS("on", "off")
+#define SERVE      OPTIONS_SERVE
+#define BENCH      OPTIONS_BENCH
+#define BOTH       (OPTIONS_SERVE | OPTIONS_BENCH)
 #define U32_TOP    0xffffffffull
-
-#define ROW(k, n, field, value, a, text)                                                                     \
-    .kind = k, .name = n, .at = offsetof(struct options, field), .init = value, .arg = a, .help = text
-#define RANGE(lo, hi)                             .min = lo, .max = hi
-#define STRING(n, field, value, a, text)          ROW(K_STRING, n, field, value, a, text)
-#define WORD(n, field, value, w, text)            ROW(K_WORD, n, field, value, NULL, text), .words = w
-#define BOOL(n, field, value, text)               ROW(K_BOOL, n, field, value, NULL, text), .words = ON_OFF
-#define COUNT(n, field, value, lo, hi, a, text)   ROW(K_COUNT, n, field, value, a, text), RANGE(lo, hi)
-#define SIZE(n, field, value, lo, hi, text)       ROW(K_SIZE, n, field, value, "SIZE", text), RANGE(lo, hi)
-#define NUMBERS(n, field, value, lo, hi, a, text) ROW(K_NUMBERS, n, field, value, a, text), RANGE(lo, hi)
-#define BOTH                                      .commands = OPTIONS_SERVE | OPTIONS_BENCH
-#define BENCH                                     .commands = OPTIONS_BENCH
+#define ROW(kind, c, field, name, init, from, to, words, arg, help)                                          \
+    {name, kind, c, offsetof(struct options, field), init, from, to, words, arg, help},
+#define GROUP(title)                            {.name = title, .kind = K_GROUP},
+#define STRING(c, field, name, init, arg, help) ROW(K_STRING, c, field, name, init, 0, 0, NULL, arg, help)
+#define WORD(c, field, name, init, help, ...)                                                                \
+    ROW(K_WORD, c, field, name, init, 0, 0, WORDS(__VA_ARGS__), NULL, help)
+#define BOOL(c, field, name, init, help)                                                                     \
+    ROW(K_BOOL, c, field, name, init, 0, 0, WORDS("on", "off"), NULL, help)
+#define COUNT(c, field, name, init, from, to, arg, help)                                                     \
+    ROW(K_COUNT, c, field, name, init, from, to, NULL, arg, help)
+#define SIZE(c, field, name, init, from, to, arg, help)                                                      \
+    ROW(K_SIZE, c, field, name, init, from, to, NULL, arg, help)
+#define NUMBERS(c, field, name, init, from, to, arg, help)                                                   \
+    ROW(K_NUMBERS, c, field, name, init, from, to, NULL, arg, help)
 
 static const struct row rows[] = {
-    {STRING("model", model, NULL, "MODEL",
-            "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] on the Hugging Face hub"),
-     BOTH},
-    {STRING("mmproj", mmproj, NULL, "FILE",
-            "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"),
-     BOTH},
-    {STRING("served-model-name", served_model_name, NULL, "NAME[,NAME]",
-            "model names in the API (default: the directory's name, or the file's without .gguf)")},
-    {BOOL("accept-any-model", accept_any_model, "off", "accept requests for any model name")},
-    {COUNT("default-max-tokens", default_max_tokens, "0", 0, U32_TOP, "N",
-           "max_tokens of chats and responses that set none; 0 = up to the context limit")},
-    {BOOL("always-include-usage", always_include_usage, "off",
-          "stream_options.include_usage for every stream")},
-    {WORD("backend", backend, "auto", WORDS("auto", "cpu", "cuda"), "where the model runs"), BOTH},
-    {WORD("cpu-kernels", cpu_kernels, "auto", WORDS("auto", "reference", "avx2", "avx512", "amx"),
-          "kernel set of the CPU backend (x86-64)"),
-     BOTH},
-    {COUNT("threads", threads, "0", 0, 256, "N", "compute threads; 0 = all usable cores"), BOTH},
-    {WORD("dtype", dtype, "auto", WORDS("auto", "bf16", "f32"), "compute type; auto = the checkpoint's"),
-     BOTH},
-    {WORD("gemm", gemm, "auto", WORDS("auto", "cublas", "own"),
-          "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
-          "kernels; auto: cublas"),
-     BOTH},
-    {WORD("quantize", quantize, "none", WORDS("none", "int8", "int4"),
-          "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image "
-          "tower (INT8); quantized weights (GGUF, AWQ, ...) keep their type"),
-     BOTH},
-    {BOOL("quantize-vision", quantize_vision, "on",
-          "integer weights in the image tower: of --quantize and of a GGUF file; off = the compute type"),
-     BOTH},
-    {WORD("generation-config", generation_config, "auto", WORDS("auto", "ignore"),
-          "sampling defaults from the checkpoint")},
-    {WORD("tool-parser", tool_parser, "auto", WORDS("auto", "strict"),
-          "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON")},
-    {STRING("chat-template", chat_template, NULL, "FILE", "Jinja chat template instead of the checkpoint's")},
-    {STRING("chat-template-kwargs", chat_template_kwargs, NULL, "JSON",
-            "variables of the chat template, an object; a request's chat_template_kwargs take precedence")},
-    {WORD("control-tokens", control_tokens, "text", WORDS("text", "parse"),
-          "control tokens in message text: plain text, or parsed")},
-    {WORD("billing-header", billing_header, "drop", WORDS("drop", "keep"),
-          "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
-          "request")},
-    {WORD("kv-dtype", kv_dtype, "auto", WORDS("auto", "bf16", "int8"),
-          "KV cache quantization; auto = the compute type, int8 takes half the memory"),
-     BOTH},
-    {ROW(K_SIZE, "kv-memory", kv_memory, "auto", "SIZE|auto",
-         "memory of the paged KV cache (K, M, G suffixes)"),
-     RANGE(1u << 20, UINT64_MAX), .words = WORDS("auto")},
-    {COUNT("max-context", max_context, "0", 0, U32_TOP, "N",
-           "tokens of prompt and output; 0 = the checkpoint's limit")},
-    {BOOL("prefix-cache", prefix_cache, "on",
-          "automatic prefix caching: reuse the KV of equal prompt prefixes, text and images")},
-    {WORD("cache-scope", cache_scope, "key", WORDS("key", "server"),
-          "with API keys: cached data is reused by requests of the same key only, or by all")},
-    {SIZE("encoder-cache-memory", encoder_cache_memory, "256M", 1, UINT64_MAX,
-          "encoded images kept for later requests (K, M, G suffixes)")},
-    {STRING("cache-dir", cache_dir, NULL, "DIR",
-            "keep cached prefixes and encoded images on disk as well, so that they survive a restart; anyone "
-            "who can read DIR can recover prompts (default: none)")},
-    {SIZE("cache-disk", cache_disk, "16G", 1u << 20, UINT64_MAX,
-          "space that --cache-dir may take; least recently used prefixes are deleted first")},
-    {SIZE("cache-host", cache_host, "0", 0, UINT64_MAX,
-          "host memory for evicted prefixes and images, before the disk; 0 = none, or 128 MiB with a GPU and "
-          "--cache-dir")},
-    {WORD("cache-load", cache_load, "auto", WORDS("auto", "always"),
-          "load prefixes from host memory and disk where that beats computing them, or always")},
-    {SIZE("image-memory", image_memory, "512M", 1, UINT64_MAX,
-          "decoded images of waiting and running requests; above it a request gets 429, unless it is alone")},
-    {SIZE("response-store", response_store, "64M", 0, UINT64_MAX,
-          "stored responses of /v1/responses, in memory; 0 = none")},
-    {SIZE("grammar-memory", grammar_memory, "256M", 1u << 20, UINT64_MAX,
-          "structured outputs: compiled schemas, regexes and grammars, with masks; above it a request with a "
-          "new one waits, then gets 503")},
-    {SIZE("response-memory", response_memory, "1G", 1, UINT64_MAX,
-          "buffered responses, with their log-probs; above it the request that holds most gets 429")},
-#ifdef KVASIR_KV_EVENTS
-    {STRING(
-        "kv-events", kv_events, NULL, "tcp://ADDR:PORT",
-        "publish what the prefix cache stores and drops, for routers (ZeroMQ; connect:tcp://... connects)")},
-    {STRING("kv-events-replay", kv_events_replay, NULL, "tcp://ADDR:PORT",
-            "ZeroMQ address that replays published events")},
-    {COUNT("kv-events-block", kv_events_block, "0", 0, 65536, "N",
-           "tokens of a block in events, as routers expect; 0 = 32, the cache's own")},
-    {WORD("kv-events-layout", kv_events_layout, "array", WORDS("array", "map"),
-          "encoding of an event: fields in order, or with names, as in newer vLLM")},
-#endif
-    {COUNT("step-ms", step_ms, "100", 0, 60000, "MS",
-           "target duration of an engine step; long prefills and images are chunked to fit; 0 = no limit")},
-    {STRING("draft-model", draft_model, NULL, "DIR",
-            "speculative decoding with an MTP drafter made for the model (its *-it-assistant): its draft "
-            "tokens are verified in one step; output stays the same; default: the drafter in the checkpoint, "
-            "if there is one"),
-     BOTH},
-    {COUNT("draft-tokens", draft_tokens, "auto", 0, 16, "N|auto",
-           "speculative decoding: draft tokens per step (0 to 16), exactly N with a draft model, at most N "
-           "with "
-           "prompt lookup (n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = "
-           "off; "
-           "output stays the same"),
-     .words = WORDS("auto")},
-    {COUNT("max-batch-tokens", max_batch_tokens, "0", 0, 1u << 20, "N",
-           "tokens of one engine step (continuous batching); 0 = 2048")},
-    {COUNT("max-sequences", max_sequences, "0", 0, 65536, "N", "sequences of one engine step; 0 = 64")},
-    {COUNT("prefill-chunk", prefill_chunk, "0", 0, 1u << 20, "N",
-           "chunked prefill: prompt tokens of one sequence per step; 0 = as many as fit")},
-    {COUNT("max-queue", max_queue, "1024", 1, 1u << 20, "N", "waiting sequences; above it requests get 429")},
-    {COUNT("request-timeout", request_timeout, "0", 0, 31536000, "SECONDS",
-           "time limit of a request, queueing included; 0 = no limit")},
-    {STRING("host", host, "127.0.0.1", "ADDR[,ADDR]", "addresses to listen on; unix:PATH is a UNIX socket")},
-    {STRING("root-path", root_path, NULL, "/PREFIX",
-            "path prefix under which a proxy serves this server (default: none)")},
-    {COUNT("port", port, "8000", 0, 65535, "N", "TCP port; 0 picks a free one")},
-    {STRING("api-key", api_key, NULL, "KEY",
-            "an API key to accept; visible in `ps`, so prefer KVASIR_API_KEY or --api-key-file")},
-    {STRING("api-key-file", api_key_file, NULL, "FILE",
-            "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
-            "before other keys' (default: no key needed)")},
-    {STRING("tls-cert", tls_cert, NULL, "FILE", "HTTPS: certificate chain, PEM; read again on SIGHUP")},
-    {STRING("tls-key", tls_key, NULL, "FILE", "private key of --tls-cert, PEM")},
-    {WORD("enable-admin", enable_admin, "auto", WORDS("auto", "on", "off"),
-          "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
-          "loopback address")},
-    {STRING("cors-origins", cors_origins, "loopback", "ORIGIN[,ORIGIN]",
-            "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; "
-            "its own page always may")},
-    {STRING("allowed-hosts", allowed_hosts, "auto", "HOST[,HOST]",
-            "names in the Host header, in addition to loopback ones, addresses and --host: HOST, *.HOST or "
-            "*; auto: none without API keys, else any")},
-    {SIZE("max-body-bytes", max_body_bytes, "64M", 1024, 1ull << 31, "largest request body")},
-    {COUNT("max-connections", max_connections, "4096", 1, 1u << 20, "N", "open client connections")},
-    {COUNT("max-images", max_images, "16", 0, 1024, "N", "images in a prompt, videos included")},
-    {COUNT("max-n", max_n, "128", 1, 1024, "N", "largest n of a request")},
-    {COUNT("keep-alive-timeout", keep_alive_timeout, "75", 1, 86400, "SECONDS",
-           "idle time after which a connection is closed")},
-    {WORD("stream-finish", stream_finish, "separate", WORDS("separate", "merged"),
-          "finish_reason in its own chunk, or merged with the last token")},
-    {STRING("allow-remote-media", allow_remote_media, NULL, "HOST[,HOST]",
-            "fetch images of http(s) URLs from these hosts: HOST, *.HOST or *, with :PORT or :* unless 80 or "
-            "443 (default: none)")},
-    {STRING("allow-private-media", allow_private_media, NULL, "CIDR[,CIDR]",
-            "private networks that these hosts may be in, such as 10.1.0.0/16")},
-    {COUNT("media-timeout", media_timeout, "5", 1, 600, "SECONDS", "time limit for fetching one URL")},
-    {STRING("allowed-media-dir", allowed_media_dir, NULL, "DIR",
-            "read images of file: URLs below this directory (default: none)")},
-    {COUNT("shutdown-delay", shutdown_delay, "5", 0, 86400, "SECONDS",
-           "after SIGTERM: time in which the server is not ready, but still serves")},
-    {COUNT("drain-timeout", drain_timeout, "25", 0, 86400, "SECONDS",
-           "after --shutdown-delay: time for running requests to finish")},
-    {COUNT("watchdog", watchdog, "600", 1, 86400, "SECONDS",
-           "seconds without progress before the engine is considered hung: /health 503")},
-    {COUNT("watchdog-exit", watchdog_exit, "300", 0, 86400, "SECONDS",
-           "seconds after --watchdog until the process exits with code 1; 0 = never")},
-    {STRING("config", config, NULL, "FILE", "file of 'name = value' lines, named as the flags"), BOTH},
-    {WORD("log-level", log_level, "info", WORDS("error", "warn", "info", "debug"), "what is logged")},
-    {WORD("log-format", log_format, "text", WORDS("text", "json"),
-          "lines of key=value pairs, or JSON objects")},
-    {STRING("log-file", log_file, NULL, "FILE",
-            "append the log to this file, which is opened again on SIGHUP (default: stderr)")},
-    {STRING("shape", shape, NULL, "NAME", "random weights of a known model's shape, see below"), BENCH},
-    {NUMBERS("prefill", prefill, "512,2048", 1, 1u << 17, "N,N...|none", "prompt lengths to measure"), BENCH},
-    {NUMBERS("decode", decode, "1,8,32", 1, OPTION_BATCH_MAX, "N,N...|none", "batch sizes to measure"),
-     BENCH},
-    {COUNT("context", context, "128", 1, 1u << 17, "N", "tokens in the cache when decoding starts"), BENCH},
-    {BOOL("vision", vision, "off", "also measure the vision tower"), BENCH},
-    {NUMBERS("draft", draft, "none", 0, 100, "P,P...|none",
-             "speculative decoding at acceptance rates of P %, against none, by batch of --decode, with "
-             "--draft-model or the shape's drafter"),
-     BENCH},
-    {COUNT("repeats", repeats, "3", 1, 1000, "N", "runs of each measurement; the best counts"), BENCH},
-    {BOOL("profile", profile, "off", "time by part of the model, with shares of the ceilings"), BENCH},
-    {BOOL("json", json, "off", "the results as JSON"), BENCH},
+#include "config/options.def"
 };
-enum { ROW_COUNT = sizeof rows / sizeof *rows, WORDS_BYTES = 64, ALL = OPTIONS_SERVE | OPTIONS_BENCH };
-
-/* The headings of docs/flags.md, each with its first flag. */
-static const char *const groups[][2] = {
-    {"model", "Model and backend"},
-    {"kv-dtype", "Memory and caches"},
-    {"kv-events", "Cache events"},
-    {"step-ms", "Scheduling"},
-    {"host", "HTTP"},
-    {"allow-remote-media", "Media"},
-    {"shutdown-delay", "Process"},
-};
+enum { ROW_COUNT = sizeof rows / sizeof *rows, WORDS_BYTES = 64 };
 
 static bool row_of(const struct row *r, unsigned commands)
 {
-    return ((r->commands ? r->commands : OPTIONS_SERVE) & commands) != 0;
+    return (r->commands & commands) != 0;
 }
 
 static const struct row *row_find(const char *name, size_t len, unsigned commands)
@@ -253,12 +74,12 @@ static int word_find(const char *const *words, const char *word)
 
 const char *option_word(const char *name, unsigned value)
 {
-    return row_find(name, strlen(name), ALL)->words[value];
+    return row_find(name, strlen(name), BOTH)->words[value];
 }
 
 int option_value(const char *name, const char *word)
 {
-    return word_find(row_find(name, strlen(name), ALL)->words, word);
+    return word_find(row_find(name, strlen(name), BOTH)->words, word);
 }
 
 /* "a|b|c" */
@@ -332,6 +153,11 @@ static void size_text(uint64_t v, const char *before, char *to, size_t cap)
     snprintf(to, cap, "%s%llu%s", before, (unsigned long long)v, suffix[i]);
 }
 
+static bool takes_auto(const struct row *r)
+{
+    return strstr(r->arg, "|auto") != NULL;
+}
+
 /* What is wrong with a number. */
 static enum status number_bad(const struct row *r, const char *value, struct err *err)
 {
@@ -345,7 +171,7 @@ static enum status number_bad(const struct row *r, const char *value, struct err
         if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
         return err_set(err, ST_INVALID, "%.60s is not allowed: it must be at least %s%s", value, least, most);
     }
-    if (r->words)
+    if (takes_auto(r))
         return err_set(err, ST_INVALID, "'%.60s' is not allowed: auto, or %llu to %llu", value, min, max);
     if (number_parse(value, false, &v))
         return err_set(err, ST_INVALID, "%llu is outside %llu..%llu", (unsigned long long)v, min, max);
@@ -385,10 +211,12 @@ static enum status value_set(const struct row *r, void *field, const char *value
         break;
     case K_SIZE:
     case K_COUNT:
-        if (word >= 0) v = OPTION_AUTO;
+        if (takes_auto(r) && strcmp(value, "auto") == 0) v = OPTION_AUTO;
         else if (!number_parse(value, r->kind == K_SIZE, &v) || v < r->min || v > r->max)
             return number_bad(r, value, err);
         *(uint64_t *)field = v;
+        break;
+    case K_GROUP: break;
     }
     return ST_OK;
 }
@@ -567,7 +395,7 @@ static enum status model_argument(const char *a, struct options *o, struct err *
                        "Hugging Face hub, and flags begin with -- (see --help)",
                        a);
     snprintf(name, sizeof name, "%s%s", path ? "" : "hf:", a);
-    return row_set(row_find("model", 5, ALL), o, name, "--", err);
+    return row_set(row_find("model", 5, BOTH), o, name, "--", err);
 }
 
 static enum status args_read(unsigned commands, int argc, char **argv, struct options *o, bool only_config,
@@ -679,10 +507,8 @@ static void help_row(FILE *f, const struct row *r)
 void options_help(enum option_commands command, FILE *f)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        if (!row_of(&rows[i], command)) continue;
-        for (size_t g = 0; command == OPTIONS_SERVE && g < sizeof groups / sizeof *groups; g++)
-            if (strcmp(rows[i].name, groups[g][0]) == 0) fprintf(f, "\n%s\n", groups[g][1]);
-        help_row(f, &rows[i]);
+        if (rows[i].kind == K_GROUP && command == OPTIONS_SERVE) fprintf(f, "\n%s\n", rows[i].name);
+        if (row_of(&rows[i], command)) help_row(f, &rows[i]);
     }
     fputs("\nEach flag is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the --config file\n"
           "(max-context = 4096); the command line overrides the environment, and the environment the file.\n",

@@ -231,7 +231,7 @@ int main(int argc, char **argv)
         if (bench) fputs("see kvasir bench --help\n", stderr);
         return 2;
     }
-    log_set_level(bench ? LOG_WARN : opt.log_level);
+    log_set_level(bench ? LOG_WARN : (enum log_level)opt.log_level);
     log_set_json(opt.log_format == LOG_FORMAT_JSON);
     if (opt.log_file && !log_open_file(opt.log_file))
         (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));

@@ -108,6 +108,8 @@ static void test_words(void **state)
         WORD("backend", "auto", backend, BACKEND_AUTO),
         WORD("backend", "cpu", backend, BACKEND_CPU),
         WORD("backend", "cuda", backend, BACKEND_CUDA),
+        WORD("cpu-kernels", "auto", cpu_kernels, CPU_KERNELS_AUTO),
+        WORD("cpu-kernels", "amx", cpu_kernels, CPU_KERNELS_AMX),
         WORD("dtype", "auto", dtype, DTYPE_AUTO),
         WORD("dtype", "bf16", dtype, DTYPE_BF16),
         WORD("dtype", "f32", dtype, DTYPE_F32),
@@ -139,10 +141,10 @@ static void test_words(void **state)
         WORD("stream-finish", "merged", stream_finish, STREAM_FINISH_MERGED),
         WORD("log-format", "text", log_format, LOG_FORMAT_TEXT),
         WORD("log-format", "json", log_format, LOG_FORMAT_JSON),
-        WORD("log-level", "error", log_level, LOG_ERROR),
-        WORD("log-level", "warn", log_level, LOG_WARN),
-        WORD("log-level", "info", log_level, LOG_INFO),
-        WORD("log-level", "debug", log_level, LOG_DEBUG),
+        WORD("log-level", "error", log_level, LOG_LEVEL_ERROR),
+        WORD("log-level", "warn", log_level, LOG_LEVEL_WARN),
+        WORD("log-level", "info", log_level, LOG_LEVEL_INFO),
+        WORD("log-level", "debug", log_level, LOG_LEVEL_DEBUG),
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;
