@@ -1,5 +1,5 @@
 /* OpenAI's chat completions and completions: their bodies -> a request. Worker thread. */
-#include "server/dialect/dialect.h"
+#include "server/dialect/openai.h"
 #include "server/input/fields.h"
 #include "server/json/fields.h"
 
@@ -17,9 +17,29 @@ static enum status read_completion(struct generation *g, json_t *root)
     return gen_read_completion(g, field(root, "prompt"), field(root, "suffix"));
 }
 
-const struct dialect dialect_chat = {.kind = GEN_CHAT, .source = "messages", .read = read_chat};
-const struct dialect dialect_completions = {
-    .kind = GEN_COMPLETION, .source = "prompt", .read = read_completion};
+const struct dialect dialect_chat = {.kind = GEN_CHAT,
+                                     .source = "messages",
+                                     .plain = true,
+                                     .read = read_chat,
+                                     .response = openai_response,
+                                     .head = chat_head,
+                                     .news = openai_news,
+                                     .progress = openai_progress,
+                                     .tail = openai_tail,
+                                     .error = openai_error,
+                                     .logprob = logprobs_entry,
+                                     .own = &openai_chat};
+const struct dialect dialect_completions = {.kind = GEN_COMPLETION,
+                                            .source = "prompt",
+                                            .plain = true,
+                                            .read = read_completion,
+                                            .response = openai_response,
+                                            .news = openai_news,
+                                            .progress = openai_progress,
+                                            .tail = openai_tail,
+                                            .error = openai_error,
+                                            .logprob = completion_logprob,
+                                            .own = &openai_completions};
 const struct dialect dialect_chat_tokens = {.source = "messages",
                                             .read = tokenize_read,
                                             .counted =

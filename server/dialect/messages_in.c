@@ -161,6 +161,7 @@ const struct dialect dialect_messages = {.read = read_whole,
                                          .response = messages_write_response,
                                          .head = messages_head,
                                          .delta = messages_delta,
-                                         .tail = messages_tail};
+                                         .tail = messages_tail,
+                                         .error = messages_error};
 const struct dialect dialect_count_tokens = {
     .read = read_count, .source = "messages", .counted = "{\"input_tokens\":"};

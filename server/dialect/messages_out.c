@@ -59,8 +59,7 @@ static void message_begin(struct json_writer *o, const struct generation *g)
     const struct request *r = g->r;
     jw_text(o, "{\"id\":\"msg_");
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_put(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[",
-           r->model_name ? r->model_name : r->srv->ctx.model_name);
+    jw_put(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[", gen_model(g));
 }
 
 /* ---- the whole response ---- */
@@ -187,4 +186,12 @@ void messages_tail(struct choice *c)
     gen_event_end(&o, g);
     event_begin(&o, "message_stop");
     gen_event_end(&o, g);
+}
+
+void messages_error(struct request *r)
+{
+    struct json_writer o = {.buf = &r->response.out};
+    sse_begin_named(&o, "error");
+    error_json(&r->response.error, r->response.shape, &r->response.out);
+    sse_end(&o);
 }

@@ -3,6 +3,7 @@
 #define KVASIR_OLLAMA_DIALECT_H
 
 #include "server/dialect/dialect.h"
+#include "server/dialect/logprobs_out.h"
 #include "server/generate/delta.h"
 
 /* gen.dialect_state */
@@ -16,5 +17,6 @@ enum status ollama_loaded(struct generation *g);
 void ollama_write_response(struct json_writer *o, struct choice *c);
 void ollama_delta(struct choice *c, const struct delta *delta);
 void ollama_tail(struct choice *c);
+void ollama_error(struct request *r);
 
 #endif

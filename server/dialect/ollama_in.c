@@ -239,9 +239,13 @@ const struct dialect dialect_ollama_chat = {.read = read_chat,
                                             .source = "messages",
                                             .response = ollama_write_response,
                                             .delta = ollama_delta,
-                                            .tail = ollama_tail};
+                                            .tail = ollama_tail,
+                                            .error = ollama_error,
+                                            .logprob = logprobs_entry};
 const struct dialect dialect_ollama_generate = {.read = read_generate,
                                                 .source = "prompt",
                                                 .response = ollama_write_response,
                                                 .delta = ollama_delta,
-                                                .tail = ollama_tail};
+                                                .tail = ollama_tail,
+                                                .error = ollama_error,
+                                                .logprob = logprobs_entry};

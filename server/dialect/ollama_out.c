@@ -15,10 +15,9 @@ struct part {
 
 static void begin(struct json_writer *o, const struct generation *g)
 {
-    const struct request *r = g->r;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    jw_put(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->ctx.model_name);
+    jw_put(o, "{\"model\":%s,\"created_at\":", gen_model(g));
     jw_time(o, now.tv_sec, now.tv_nsec);
 }
 
@@ -49,7 +48,7 @@ static void part_write(struct json_writer *o, struct choice *c, const struct par
     if (!generate) jw_text(o, "}");
     if (!c->logprobs.count) return;
     jw_text(o, ",\"logprobs\":[");
-    logprobs_take_entries(&c->logprobs, o);
+    logprobs_take(o, &c->logprobs, 0);
     jw_text(o, "]");
 }
 
@@ -143,4 +142,11 @@ void ollama_tail(struct choice *c)
     part_write(&o, c, &(struct part){0});
     end(&o, c);
     gen_event_end(&o, c->gen);
+}
+
+void ollama_error(struct request *r)
+{
+    struct json_writer o = {.buf = &r->response.out};
+    error_json(&r->response.error, r->response.shape, &r->response.out);
+    jw_text(&o, "\n");
 }

@@ -3,6 +3,7 @@
 #define KVASIR_RESPONSES_DIALECT_H
 
 #include "server/dialect/dialect.h"
+#include "server/dialect/logprobs_out.h"
 #include "server/dialect/reader.h"
 #include "server/dialect/store.h"
 #include "server/generate/delta.h"
@@ -95,6 +96,6 @@ void responses_evict(struct generation *g);
 void responses_head(struct generation *g);
 void responses_delta(struct choice *c, const struct delta *delta);
 void responses_tail(struct choice *c);
-void responses_stream_error(struct request *r);
+void responses_error(struct request *r);
 
 #endif

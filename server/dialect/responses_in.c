@@ -502,7 +502,8 @@ const struct dialect dialect_responses = {.read = read_whole,
                                           .head = responses_head,
                                           .delta = responses_delta,
                                           .tail = responses_tail,
-                                          .stream_error = responses_stream_error,
+                                          .error = responses_error,
+                                          .logprob = logprobs_entry,
                                           .token = responses_token,
                                           .end = end};
 const struct dialect dialect_compact = {

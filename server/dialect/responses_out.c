@@ -31,7 +31,7 @@ static enum status part_for(struct responses_state *s, uint32_t calls)
 
 /* A token belongs to the text that appears with it or next. Tokens of reasoning and calls, their tags, and
  * tokens whose text is never sent belong to none. */
-static void logprobs_resolve(struct choice *c)
+void responses_token(struct choice *c)
 {
     struct generation *g = c->gen;
     struct responses_state *s = g->dialect_state;
@@ -42,20 +42,15 @@ static void logprobs_resolve(struct choice *c)
     if (out->content.len > s->seen_content) {
         o.st = part_for(s, calls_before(out, s->seen_content));
         if (c->logprobs.count && s->logprobs.len) jw_text(&o, ",");
-        logprobs_take_entries(&c->logprobs, &o);
+        logprobs_take(&o, &c->logprobs, 0);
     } else if (in_call || s->in_call || out->reasoning_tokens != s->seen_reasoning) {
-        logprobs_take_entries(&c->logprobs, NULL);
+        logprobs_take(NULL, &c->logprobs, 0);
     }
     s->seen_content = out->content.len;
     s->in_call = in_call;
     s->seen_reasoning = out->reasoning_tokens;
     response_account(&g->r->response, &s->accounted, s->logprobs.cap);
     if (o.st) gen_abort_status(g->r, ST_NOMEM, NULL);
-}
-
-void responses_token(struct choice *c)
-{
-    logprobs_resolve(c);
 }
 
 void response_logprobs_range(const struct choice *c, size_t from, size_t *begin, size_t *end)
@@ -309,7 +304,7 @@ void response_write(struct json_writer *o, struct generation *g, const char *sta
     else jw_text(o, "null");
     jw_text(o, ",\"incomplete_details\":");
     jw_text(o, c && response_incomplete(c) ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jw_put(o, ",\"model\":%s,\"output\":[", r->model_name ? r->model_name : r->srv->ctx.model_name);
+    jw_put(o, ",\"model\":%s,\"output\":[", gen_model(g));
     if (c) output_write(o, c);
     jw_text(o, "],\"usage\":");
     if (c) usage(o, g);
@@ -348,7 +343,6 @@ void response_finish(struct json_writer *o, struct choice *c)
     struct responses_state *s = g->dialect_state;
     const char *status = response_incomplete(c) ? "incomplete" : "completed";
     size_t from = o->buf->len;
-    logprobs_resolve(c); /* text held back until the end */
     response_write(o, g, status, c, NULL);
     if (!(s->store || s->local) || o->st) return;
     if (response_store(c, o->buf->data + from, o->buf->len - from)) return;

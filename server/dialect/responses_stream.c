@@ -176,7 +176,7 @@ void responses_tail(struct choice *c)
     gen_event_end(&o, g);
 }
 
-void responses_stream_error(struct request *r)
+void responses_error(struct request *r)
 {
     struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};

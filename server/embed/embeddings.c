@@ -61,8 +61,8 @@ void embed_head(struct json_writer *o, const struct generation *g, const char *i
     jw_text(o, "{\"id\":\"");
     jw_text(o, id);
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", r->http.created,
-           r->model_name ? r->model_name : r->srv->ctx.model_name, list);
+    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", r->http.created, gen_model(g),
+           list);
 }
 
 void embed_tail(struct json_writer *o, const struct generation *g)
@@ -332,7 +332,7 @@ static void embed_response(struct json_writer *o, struct choice *first)
 {
     struct generation *g = first->gen;
     const struct request *r = g->r;
-    jw_put(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->ctx.model_name);
+    jw_put(o, "{\"model\":%s,\"embeddings\":[", gen_model(g));
     for (uint32_t i = 0; i < g->choice_count; i++) {
         if (i) jw_text(o, ",");
         embedding(o, g, i);

@@ -70,8 +70,12 @@ struct delta delta_next(const struct choice *c)
 {
     const struct chat_output *out = c->out;
     const struct gen_prompt *p = c->prompt;
-    if (!c->shown.any && c->gen->q.echo && p->text)
-        return (struct delta){DELTA_ECHO, 0, p->text, p->text_len};
+    if (!out) {
+        size_t to = c->text.len > c->held ? c->text.len - c->held : 0, from = c->shown.text;
+        return to > from ? (struct delta){DELTA_CONTENT, 0, c->text.data + from, to - from}
+                         : (struct delta){0};
+    }
+    if (!c->shown.any && c->gen->q.echo && p->text) return (struct delta){DELTA_ECHO, 0, "", 0};
     if (out->reasoning.len > out->reasoning_shown) {
         return (struct delta){DELTA_REASONING, 0, out->reasoning.data + out->reasoning_shown,
                               out->reasoning.len - out->reasoning_shown};
@@ -94,6 +98,8 @@ void delta_shown(struct choice *c, const struct delta *delta)
 {
     struct chat_output *out = c->out;
     c->shown.any = true;
+    if (!out) c->shown.text += delta->len;
+    if (!out) return;
     switch (delta->kind) {
     case DELTA_REASONING: out->reasoning_shown += delta->len; break;
     case DELTA_CONTENT: out->content_shown += delta->len; break;

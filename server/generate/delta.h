@@ -1,9 +1,10 @@
-/* The next delta of a streamed, parsed response (chat/output.h), for all dialects. Event loop's thread. */
+/* The next delta of a streamed response, for all dialects. Event loop's thread. */
 #ifndef KVASIR_DELTA_H
 #define KVASIR_DELTA_H
 
 #include "server/generate/generate.h"
 
+/* ECHO: the echoed prompt. */
 enum delta_kind { DELTA_NONE = 0, DELTA_ECHO, DELTA_REASONING, DELTA_CONTENT, DELTA_CALL, DELTA_ARGUMENTS };
 struct delta {
     enum delta_kind kind;

@@ -20,7 +20,7 @@ void gen_shed(struct generation *g)
         if (c->out) chat_output_fini(c->out);
         free(c->out);
         c->out = NULL;
-        logprobs_fini(&c->logprobs);
+        for (int k = 0; k < LOGPROBS_PARTS; k++) buf_fini(&c->logprobs.part[k]);
         response_account(&g->r->response, &c->accounted, 0);
     }
     for (uint32_t i = 0; i < g->prompt_count; i++) {
@@ -42,16 +42,6 @@ void gen_cancel(struct request *r)
     }
 }
 
-static void stream_error(struct request *r)
-{
-    struct json_writer o = {.buf = &r->response.out};
-    if (r->response.shape == ERROR_ANTHROPIC) sse_begin_named(&o, "error");
-    if (r->response.shape == ERROR_OPENAI) sse_begin(&o);
-    error_json(&r->response.error, r->response.shape, &r->response.out);
-    jw_text(&o, r->stream.lines ? "\n" : SSE_END);
-    if (r->response.shape == ERROR_OPENAI) sse_done(&o);
-}
-
 void gen_abort(struct request *r, int http, const char *code, const char *message)
 {
     if (!r->http.mhd || r->cancelled || r->state == RQ_RESPONSE || (r->state == RQ_STREAM && r->stream.end))
@@ -64,8 +54,7 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
     (void)api_fail(&r->response.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
-        const struct dialect *d = r->gen->dialect;
-        (d->stream_error ? d->stream_error : stream_error)(r);
+        r->gen->dialect->error(r);
         r->stream.end = true;
         request_stream_more(r);
     } else if (!conn_respond_early(r)) {

@@ -9,7 +9,6 @@
 #define KVASIR_GENERATE_H
 
 #include "server/chat/output.h"
-#include "server/generate/logprobs_out.h"
 #include "server/http/metrics.h"
 #include "server/input/input.h"
 
@@ -19,25 +18,40 @@ struct delta;
 struct dialect {
     enum gen_kind kind;
     const char *source; /* the field with the prompt, for errors */
+    bool plain;         /* output without calls and reasoning is not parsed: choice->out is NULL */
     /* Worker: the body -> g->q, except the prompt; or a whole response in
      * r->response.out. r->response.error on failure. May turn a chat into a completion. */
     enum status (*read)(struct generation *g, json_t *root);
     const char *counted; /* the object that only counts a prompt's tokens, up to their number */
     /* The whole response. Loop, or a worker: nothing else changes g meanwhile. */
-    void (*response)(struct json_writer *o, struct choice *c);
-    /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
-     * at the end; r->response.error, NULL: as its shape says. */
+    void (*response)(struct json_writer *o, struct choice *first);
+    /* Loop: the events of a stream. Before the first, once (may be NULL); what is new of a choice, and its
+     * end if it has finished, or only its deltas (one is NULL); how far a prompt is (NULL: there are no such
+     * events); the end of all; r->response.error. */
     void (*head)(struct generation *g);
+    void (*news)(struct choice *c);
     void (*delta)(struct choice *c, const struct delta *delta);
-    void (*tail)(struct choice *c);
-    void (*stream_error)(struct request *r);
-    /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
-     */
+    void (*progress)(struct choice *c, const struct sched_event *ev);
+    void (*tail)(struct choice *first);
+    void (*error)(struct request *r);
+    /* Loop: a token's log-probs -> c->logprobs; t NULL: the first of an echoed prompt, which has none.
+     * offset: code points of the text before it. */
+    enum status (*logprob)(struct choice *c, const struct token_out *t, uint32_t id, size_t offset);
+    /* Loop, each may be NULL: after new output, streaming or not; before g and its state are freed. */
     void (*token)(struct choice *c);
     void (*end)(struct generation *g);
+    const void *own; /* for the dialect's functions alone */
 };
 
-/* What a stream has sent so far; for generate/write.c. */
+/* Log-probs as JSON, in as many lists as the dialect has; what is sent is taken out. */
+#define LOGPROBS_PARTS 4
+struct logprobs {
+    struct buf part[LOGPROBS_PARTS];
+    uint32_t count;
+    bool special_bytes; /* special tokens have bytes too, because the text shows them */
+};
+
+/* What a stream has sent so far. */
 struct choice_shown {
     bool dirty;   /* some tokens are not sent yet */
     bool any;     /* the first chunk (with echo) is sent */
@@ -65,7 +79,7 @@ struct choice {
     struct detok *detok;
     struct stop_state stop;
     struct buf text;         /* all text, including the held-back end; with pooling, the vector's floats */
-    struct chat_output *out; /* chat with calls or reasoning: the parsed text; else NULL. Owned */
+    struct chat_output *out; /* the parsed text, or NULL (struct dialect); owned */
     size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
     size_t echo_chars;       /* and of the echoed prompt whose log-probs are in `logprobs` */
@@ -74,7 +88,7 @@ struct choice {
     size_t id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
     float logprob;               /* the last token's */
-    struct logprobs_acc logprobs;
+    struct logprobs logprobs;
     uint64_t first_us, last_us; /* of its tokens */
     size_t accounted;           /* its share of the request's response_bytes */
 };
@@ -117,8 +131,9 @@ void gen_responses_check(struct server *s); /* while responses exceed --response
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
 size_t gen_images_bytes(const struct generation *g);                   /* held in files */
 void gen_images_free(struct generation *g);
-/* generate/write.c (loop): writes JSON into g->r->response.out. */
-void gen_write_response(struct generation *g); /* the whole, and sheds g's output */
+/* generate/write.c (loop): writes into g->r->response.out. */
+void gen_write_response(struct generation *g);     /* the whole, and sheds g's output */
+const char *gen_model(const struct generation *g); /* its name in the response */
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;

@@ -21,7 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_MAX (64u << 20) /* bytes of one choice's text */
+#define TEXT_MAX     (64u << 20) /* bytes of one choice's text */
+#define LOGPROBS_MAX (256u << 20)
 
 static size_t pooled_floats(const struct choice *c)
 {
@@ -33,7 +34,7 @@ static size_t pooled_floats(const struct choice *c)
 static void account_choice(struct choice *c)
 {
     size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
-    for (int i = 0; i < 4; i++) bytes += c->logprobs.part[i].cap;
+    for (int i = 0; i < LOGPROBS_PARTS; i++) bytes += c->logprobs.part[i].cap;
     if (c->out)
         bytes += sizeof *c->out +
                  2 * c->text.cap; /* a second, parsed copy of the text; buffers grow by doubling */
@@ -244,7 +245,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     enum status st = ids_add(c, t->id);
     c->logprobs.special_bytes = !g->q.skip_special && !is_hidden_stop(c, t->id);
     if (!st && g->q.logprobs)
-        st = logprobs_add(&c->logprobs, t, c->chars + (g->q.echo ? c->prompt->text_chars : 0));
+        st = g->dialect->logprob(c, t, t->id, c->chars + (g->q.echo ? c->prompt->text_chars : 0));
     if (st) return st;
     st = token_text(c, t->id);
     if (st) return st;
@@ -325,8 +326,7 @@ static enum status echo_logprobs(struct choice *c, uint32_t from, uint32_t count
     buf_init(&text, SIZE_MAX / 4);
     for (uint32_t i = 0; i < count && !st; i++) {
         uint32_t id = p->tokens[from + i];
-        st = scores ? logprobs_add(&c->logprobs, &scores[i], c->echo_chars)
-                    : logprobs_add_null(&c->logprobs, id, c->echo_chars);
+        st = c->gen->dialect->logprob(c, scores ? &scores[i] : NULL, id, c->echo_chars);
         text.len = 0;
         if (!st) st = detok_push(c->detok, id, &text);
         c->echo_chars += utf8_count(text.data ? text.data : "", text.len);
@@ -402,6 +402,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
         }
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
         if (output_run(c) || (ev->pooled && take_pooled(c, ev->pooled))) gen_abort_status(r, ST_NOMEM, NULL);
+        else if (g->dialect->token && !g->failed && !r->cancelled)
+            g->dialect->token(c); /* text held back until the end */
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
         choice_finish(c, ev->end == END_ERROR || ev->end == END_CONSTRAINT ? FIN_ERROR : FIN_ABORT);
@@ -525,8 +527,8 @@ static void tags_find(struct generation *g)
 static bool output_create(struct choice *c)
 {
     const struct generation *g = c->gen;
-    bool parsed = g->q.kind == GEN_CHAT && (g->rules.calls || g->rules.reasoning != REASONING_NONE);
-    if (g->q.kind == GEN_VECTORS || (!g->dialect->response && !parsed)) return true;
+    bool marked = g->rules.calls || g->rules.reasoning != REASONING_NONE;
+    if (g->q.kind == GEN_VECTORS || (g->dialect->plain && !marked)) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
@@ -566,8 +568,7 @@ static bool choices_create(struct generation *g)
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->q.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, g->q.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
-        logprobs_init(&c->logprobs, tok, g->q.kind == GEN_COMPLETION && !g->dialect->response,
-                      g->q.tokens_as_ids, g->q.logprobs_top);
+        for (int k = 0; k < LOGPROBS_PARTS; k++) buf_init(&c->logprobs.part[k], LOGPROBS_MAX);
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->q.skip_special);
@@ -607,7 +608,7 @@ static enum status submit(struct choice *c, struct err *err)
         .priority = r->http.may_precede ? g->q.priority : 0,
         .rank = r->http.may_precede ? 0 : g->q.priority,
         .tenant = g->caller.tenant,
-        .progress = g->q.progress && g->q.stream && !g->dialect->response && c->index % g->q.n == 0,
+        .progress = g->q.progress && g->q.stream && g->dialect->progress && c->index % g->q.n == 0,
         .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
         .deadline_us =
             s->ctx.opt->request_timeout ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u : 0,
