@@ -1,5 +1,5 @@
 /* Splits the output of a chat into reasoning, content and function calls (reasoning_parse.h, tool_calls.h) as
- * the text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON.
+ * the text grows. Pure; used by one thread at a time. The dialects turn the result into JSON.
  *
  * A call within the reasoning is a draft, and part of the reasoning, if the reasoning's end tag follows.
  * Without it, models forget the tag and wait for the result: it is a call, and only the text around calls is

@@ -722,8 +722,10 @@ def test_every_length(s):
             body = say(name, max_output_tokens=n, top_logprobs=1)
             whole, streamed = s.ok(RESPONSES, body), accumulate(events(s, body))
             states = [i["status"] for i in whole["output"]]
+            parts = [i["content"][0] for i in whole["output"] if i["type"] == "message"]
             fine = (
                 bare(whole) == bare(streamed)
+                and all(p["text"].strip() in "".join(e["token"] for e in p["logprobs"]) for p in parts)
                 and whole["status"] == "incomplete"
                 and states == ["completed"] * (len(states) - 1) + ["incomplete"]
             )
