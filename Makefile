@@ -244,7 +244,7 @@ NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 \
 	$(if $(CUDA_CHECK),,-gencode arch=compute_90,code=[sm_90,compute_90])
 NVCC_FLAGS = -std=c++17 -O3 $(if $(CUDA_CHECK),-Xcicc -O0 -Xptxas -O0) -fmad=false -lineinfo -I. \
 	-Xcompiler -fPIC,-Wall,-Wextra --threads 2 $(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings) $(NVCC_EXTRA)
-# NVCC_EXTRA: more flags, as -DCU_JITTER (hopper.cuh).
+# NVCC_EXTRA: more flags, as -DCU_JITTER (hopper.cuh). NVCC_CACHE=ccache: compile what has changed.
 # Hopper's own instructions exist for sm_90a alone; elsewhere those kernels are empty and never launched.
 $(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/tests/cuda-emulator/selftest/hopper.cu.o: NVCC_ARCH = \
 	-gencode arch=compute_90a,code=sm_90a $(if $(CUDA_CHECK),, \
@@ -261,7 +261,7 @@ define NVCC_COMPILE
 	@command -v $(NVCC) >/dev/null || \
 		{ echo "make cuda needs nvcc (CUDA Toolkit 12.4 or later), or NVCC=PATH"; exit 1; }
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(NVCC_CACHE) $(NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 endef
 $(OUT)/cuda/all%.o: $(OUT)/cuda/all%
 	$(NVCC_COMPILE)

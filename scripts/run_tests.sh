@@ -3,6 +3,7 @@
 # failures whole and a closing count. They may use several threads and wait for each other's cores, but none
 # is timed. Those that take long begin first.
 # usage: run_tests.sh OUT_DIR TEST...
+# A program that passed before and hasn't changed is only counted (scripts/unchanged.sh).
 # Environment: TEST_TIMEOUT seconds, default 600; TEST_SKIP: names that are left out; TEST_JOBS: how many at a
 # time, default nproc; TEST_FULL: those that begin with it run without KVASIR_TEST_SHORT.
 long="test_engine_invariance test_backend_attn test_fuzz_cache test_known_failures test_backend_linear"
@@ -11,11 +12,15 @@ one() { # one OUT_DIR TEST: its report is printed in one piece
     log="$1/tests/$name.log"
     began=$(date +%s)
     case $name in "${TEST_FULL:-none}"*) unset KVASIR_TEST_SHORT ;; esac
-    if timeout "${TEST_TIMEOUT:-600}" "$2" >"$log" 2>&1; then
+    if unchanged "$1/tests/$name.passed" "$2" "${KVASIR_TEST_SHORT:-}" "${KVASIR_TEST_SETS:-}" \
+        "${GOLDEN_VARIANT:-}"; then
+        echo "ok   $name (unchanged)"
+    elif timeout "${TEST_TIMEOUT:-600}" "$2" >"$log" 2>&1; then
         # of the program, user and system seconds on all cores
         times >"$log.times"
         cpu=$(tail -n 1 "$log.times" | sed 's/[ms]/ /g' | awk '{printf "%d", 60 * $1 + $2 + 60 * $3 + $4}')
         rm -f "$log.times"
+        passed
         echo "ok   $name ($(($(date +%s) - began)) s, $cpu of CPU)"
     else
         report="FAIL $name (exit $?)
@@ -24,6 +29,7 @@ $(tail -n 60 "$log")"
     fi
 }
 if [ "$1" = --one ]; then
+    . scripts/unchanged.sh
     one "$2" "$3"
     exit 0
 fi

@@ -7,7 +7,10 @@
 #   address + undefined sanitizers: all suites; thread sanitizer: those that start threads
 #   the inputs of tests/fuzz with the address sanitizer
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
-# Closing line: "N passed, N failed". Safe to run again; some 10 minutes on 2 cores, 3 of them for builds.
+# What passed before is only counted as long as neither the program nor what it reads has changed
+# (scripts/unchanged.sh); CI=1 or TEST_AGAIN=1 runs everything.
+# Closing line: "N passed, N failed". Safe to run again; some 6 minutes on 2 cores, and 5 more for builds
+# where ccache knows nothing.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites with the smallest bounds, and the API tests that neither look
 #     at times nor take long, without the emulated GPU and the browser; under 3 minutes
@@ -101,9 +104,27 @@ suites_end() {
 built() {
     nice -n 19 make --no-print-directory -j"$jobs" "$@" && echo "1 passed, 0 failed"
 }
+# after NAME COMMAND...: when that suite, started before, has ended.
+after() {
+    until [ -e "build/logs/${1// /_}.log.end" ]; do sleep 0.2; done
+    "${@:2}"
+}
+# once FILES COMMAND...: unless it passed before with the same; then its last closing line counts again.
+once() {
+    local mark
+    mark=build/logs/$(echo "${*:2}" | tr -c 'a-zA-Z0-9_\n' '_').passed
+    if ! unchanged "$mark" "$1" "$sources"; then
+        "${@:2}" | tee "$mark.line"
+        [ "${PIPESTATUS[0]}" -eq 0 ] && passed
+        return
+    fi
+    echo "unchanged"
+    tail -n 1 "$mark.line"
+}
 # api NAME BINARY: one suite of tests/api.
 api() {
-    timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
+    once "$(dirname "$2")/libserver.a $(dirname "$2")/libcore.a" \
+        timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
 }
 venv() {
     build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack, huggingface_hub, axe_core_python" \
@@ -130,9 +151,12 @@ style() {
 }
 
 sh scripts/deps.sh --test || exit 1
+. scripts/unchanged.sh
+sources=$(find tests/api tests/lib tests/mutants tests/sim tests/unit scripts docs server/page -type f \
+    -printf '%p %s %T@\n' | sort | sha256sum)
 jobs=$(nproc)
 if [ -x /usr/lib/ccache/gcc ]; then # also in a clone in another folder
-    export PATH=/usr/lib/ccache:$PATH CCACHE_NOHASHDIR=1
+    export PATH=/usr/lib/ccache:$PATH CCACHE_NOHASHDIR=1 NVCC_CACHE=ccache
 fi
 export UBSAN_OPTIONS=print_stacktrace=1 TEST_TIMEOUT=900 WERROR=1
 venv >build/logs/venv.log 2>&1 & # waits for the network
@@ -150,7 +174,7 @@ if [ "$quick" -eq 0 ]; then
     fi
 fi
 # What calculates, one program at a time each, and the API tests beside it, which mostly wait: those that wait
-# long begin first. What is built for the next phase fills the cores at the end of this one.
+# long begin first. What looks at times or at memory comes last, a few at a time.
 export TEST_JOBS=1
 most=$((2 * jobs + 1))
 first="test_page test_page_content test_page_cache"
@@ -164,15 +188,21 @@ start_api() { # start_api NAME
     *) suite_start "api $1" api "$1" build/release/kvasir ;;
     esac
 }
-sanitized="test_api test_hostile test_connections test_images test_watch test_websocket" # in the last phase
+sanitized="test_api test_hostile test_connections test_images test_watch test_websocket"
 short=$((1 + quick))
 for t in $first; do start_api "$t"; done
 suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear \
     make --no-print-directory ONLY="$only" test
-[ "$quick" -eq 1 ] ||
+if [ "$quick" -eq 0 ]; then
+    suite_start "build asan" built CONFIG=asan all tests fuzz-programs
     suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory test-cuda-host
+    # What is left out runs code that the other tests have run, far more often: scripts/soak.sh.
+    suite_start "suites asan" after "build asan" env KVASIR_TEST_SHORT=2 \
+        TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time test_engine_golden test_engine_invariance \
+        test_engine_towers test_fuzz_cache test_image_tiles" make --no-print-directory CONFIG=asan test
+    suite_start "mutants" once "build/release/libserver.a build/release/libcore.a" tests/mutants/run.py
+fi
 suite_start "style" style
-[ "$quick" -eq 1 ] || suite_start "mutants" tests/mutants/run.py
 timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
@@ -190,11 +220,7 @@ for t in tests/api/test_*.py; do
     *) start_api "$t" ;;
     esac
 done
-unset TEST_JOBS
-[ "$quick" -eq 1 ] || suite_start "build asan" built CONFIG=asan all tests fuzz-programs
-suites_end
 if [ "$quick" -eq 0 ]; then
-    most=5 # of these at a time: they mostly wait
     # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
     # threads; those of attention and experts run threaded in the engine's tests.
     threads="test_backend_ops test_cuda_loader test_engine_golden test_engine_open test_engine_images
@@ -202,22 +228,16 @@ if [ "$quick" -eq 0 ]; then
         test_constraint"
     threads=$(echo "$threads" | xargs)
     suite_start "build tsan" built CONFIG=tsan ONLY="$threads" tests
-    for t in $timed; do start_api "$t"; done
-    suites_end
-    most=
-    export KVASIR_TEST_SHORT=2
-    # These run code that the other tests have run, far more often: scripts/soak.sh.
-    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time \
-        test_engine_golden test_engine_invariance test_engine_towers test_fuzz_cache test_image_tiles" \
-        make --no-print-directory CONFIG=asan test
-    suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
-        make --no-print-directory CONFIG=tsan ONLY="$threads" test
     for t in $sanitized; do
-        suite_start "asan api $t" api $t build/asan/kvasir
+        suite_start "asan api $t" after "build asan" api $t build/asan/kvasir
     done
-    suite_start "fuzzers" scripts/fuzz.sh --replay
-    suites_end
+    suite_start "suites tsan" after "build tsan" env KVASIR_TEST_SHORT=2 KVASIR_TEST_SETS=best \
+        GOLDEN_VARIANT=vision_bf16 make --no-print-directory CONFIG=tsan ONLY="$threads" test
+    suite_start "fuzzers" after "build asan" scripts/fuzz.sh --replay
 fi
+suites_end
+[ "$quick" -eq 1 ] || for t in $timed; do start_api "$t"; done
+suites_end
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"
 [ "$skipped" -eq 0 ] || more=", $skipped skipped"
 echo "$passed passed, $failed failed${more:-}"

@@ -12,6 +12,7 @@ jobs=${TEST_JOBS:-$(nproc)}
 full=${HOST_FULL:-}
 results=$dir/test.log
 : >"$results"
+. scripts/unchanged.sh
 export UBSAN_OPTIONS=print_stacktrace=1
 # Memory of tables comes and goes: not from the kernel and back each time.
 export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_TOP_PAD_=67108864
@@ -24,6 +25,10 @@ start() { # start COMMAND...: when there is room for it; what it prints is a res
 one() {
     local name=$1 pattern=$2 program=$3 log rc=0 began=$SECONDS why="" cpu
     shift 3
+    if unchanged "$dir/${name//[ \/]/_}.passed" "$program" "$pattern $*"; then
+        echo "ok   $name (unchanged)"
+        return
+    fi
     log=$(mktemp "$dir/run.XXXXXX")
     env "$@" timeout "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1 || rc=$?
     [ $rc -eq 0 ] || why="exit $rc"
@@ -33,6 +38,7 @@ one() {
     *) [ -z "$why" ] && ! grep -q "$pattern" "$log" && why="it does not say: $pattern" ;;
     esac
     if [ -z "$why" ]; then
+        passed
         times >"$log"
         cpu=$(tail -n 1 "$log" | sed 's/[ms]/ /g' | awk '{printf "%d", 60 * $1 + $2 + 60 * $3 + $4}')
         echo "ok   $name ($((SECONDS - began)) s, $cpu of CPU)"
