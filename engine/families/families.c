@@ -164,19 +164,68 @@ static struct desc_packing read_groups(struct hf_reader *r, uint32_t groups)
     return p;
 }
 
+/* AutoRound has layouts of its own and of other methods, which its packing_format names. */
+struct packing_name {
+    const char *name, *method;
+    bool rounded, zeros_plain;
+};
+
+static const struct packing_name *read_method(struct hf_reader *r, uint32_t dict)
+{
+    static const struct packing_name served[] = {{.name = "fp8", .method = "fp8"},
+                                                 {.name = "compressed-tensors", .method = ""},
+                                                 {.name = "awq", .method = "awq"},
+                                                 {.name = "gptq", .method = "gptq"},
+                                                 {"auto", "gptq", .rounded = true},
+                                                 {"gptq", "gptq", .rounded = true},
+                                                 {"auto_gptq", "gptq", .rounded = true},
+                                                 {"awq", "awq", .rounded = true},
+                                                 {"auto_awq", "awq", .rounded = true},
+                                                 {"auto_round", "gptq", .rounded = true, .zeros_plain = true},
+                                                 {"gptqmodel", "gptq", .rounded = true, .zeros_plain = true}};
+    uint32_t method = json_get_live(r->d, dict, "quant_method"),
+             type = json_get_live(r->d, dict, "data_type"),
+             format = json_get_live(r->d, dict, "packing_format");
+    bool rounded = json_str_eq(r->d, method, "auto-round") || json_str_eq(r->d, method, "intel/auto-round");
+    char text[48] = "auto";
+    const char *name = text;
+    size_t len = strlen(text);
+    uint64_t act_bits = 16;
+    if (!rounded) format = method;
+    if (format != JSON_NONE && !json_str_copy(r->d, format, text, sizeof text - 1, &len)) len = 0;
+    text[len] = '\0';
+    if (rounded && strncmp(text, "auto_round:", 11) == 0) name += 11;
+    (void)json_uint(r->d, json_get_live(r->d, dict, "act_bits"), &act_bits);
+    if (rounded && (act_bits < 16 || (type != JSON_NONE && !json_str_eq(r->d, type, "int")) ||
+                    json_get_live(r->d, dict, "rotation_config") != JSON_NONE ||
+                    json_get_live(r->d, dict, "spinquant_config") != JSON_NONE))
+        hf_error(r, ST_UNSUPPORTED, "quantization_config",
+                 "of auto-round only integer weights are served, without quantized activations or rotations");
+    for (size_t i = 0; i < sizeof served / sizeof *served; i++)
+        if (served[i].rounded == rounded && strcmp(name, served[i].name) == 0) return &served[i];
+    hf_error(r, ST_UNSUPPORTED, "quantization_config",
+             rounded ? "auto-round's packing_format must be auto_gptq, auto_awq, gptqmodel or auto_round"
+                     : "quant_method must be fp8, compressed-tensors, awq, gptq or auto-round");
+    return NULL;
+}
+
+/* The list (or object) of modules that stay floats. */
+static void read_kept(const struct hf_reader *r, uint32_t kept, struct desc_packing *p)
+{
+    if (kept == JSON_NONE) return;
+    uint64_t at = r->d->nodes[kept].at, rest = r->d->len - at;
+    snprintf(p->kept, sizeof p->kept, "%.*s", (int)(rest < sizeof p->kept ? rest : sizeof p->kept),
+             r->d->text + at);
+    p->kept[strcspn(p->kept, "]")] = 0;
+}
+
 /* Tensors determine their packing (engine/checkpoint/packed.h); this lists the supported methods. */
 static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
 {
-    static const char *const served[] = {"fp8", "compressed-tensors", "awq", "gptq"};
-    uint32_t method = json_get_live(r->d, dict, "quant_method"), bits = 4;
-    bool awq = json_str_eq(r->d, method, "awq"), gptq = json_str_eq(r->d, method, "gptq");
-    bool known = dict == JSON_NONE;
-    for (size_t i = 0; i < sizeof served / sizeof *served; i++)
-        known = known || json_str_eq(r->d, method, served[i]);
-    if (!known)
-        hf_error(r, ST_UNSUPPORTED, "quantization_config",
-                 "quant_method must be fp8, compressed-tensors, awq or gptq");
-    if (dict == JSON_NONE || r->st) return (struct desc_packing){0};
+    const struct packing_name *name = dict == JSON_NONE ? NULL : read_method(r, dict);
+    if (!name || r->st) return (struct desc_packing){0};
+    uint32_t bits = 4, method = json_get_live(r->d, dict, "quant_method");
+    bool awq = strcmp(name->method, "awq") == 0, gptq = strcmp(name->method, "gptq") == 0;
     check_block(r, json_get_live(r->d, dict, "weight_block_size"));
     if (awq || gptq) hf_u32(r, dict, "bits", 4, gptq ? 8 : 4, &bits);
     /* Other packings of the same method have tensors that look alike. */
@@ -189,17 +238,17 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
         hf_error(r, ST_UNSUPPORTED, "quantization_config",
                  "only checkpoint_format gptq, gptq_v2 and AWQ's version gemm are served");
     struct desc_packing p = read_groups(r, json_get_live(r->d, dict, "config_groups"));
-    p.zeros_plain = v2;
+    p.zeros_plain = v2 || name->zeros_plain;
     if (awq || gptq) p.bits = bits;
     size_t len;
-    const char *name = json_raw(r->d, method, &len);
-    snprintf(p.method, sizeof p.method, "%.*s", (int)len, name);
-    uint32_t kept = json_get_live(r->d, dict, awq || gptq ? "modules_to_not_convert" : "ignore");
-    if (kept == JSON_NONE) return p;
-    uint64_t at = r->d->nodes[kept].at, rest = r->d->len - at;
-    snprintf(p.kept, sizeof p.kept, "%.*s", (int)(rest < sizeof p.kept ? rest : sizeof p.kept),
-             r->d->text + at);
-    p.kept[strcspn(p.kept, "]")] = 0;
+    const char *text = json_raw(r->d, method, &len);
+    snprintf(p.method, sizeof p.method, "%.*s", (int)len, text);
+    read_kept(r,
+              json_get_live(r->d, dict,
+                            name->rounded ? "extra_config"
+                            : awq || gptq ? "modules_to_not_convert"
+                                          : "ignore"),
+              &p);
     return p;
 }
 

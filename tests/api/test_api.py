@@ -1131,6 +1131,11 @@ def inspect_without_weights():
         check.true(f"{kept[0]} stays in bf16", abs(more - down) < 0.2, (more, down))
     one = weights(**awq, modules_to_not_convert=["model.layers.3.mlp.down_proj"])[0] - packed
     check.true("of one layer", abs(one - down / 8) < 0.2, (one, down / 8))
+    rounded = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
+    floats = {name: {"bits": 16} for name in whole_names}
+    check.equal("AutoRound", weights(**rounded)[0], packed)
+    check.equal("its floats", weights(**rounded, extra_config=floats)[0],
+                weights(**awq, modules_to_not_convert=whole_names)[0])
     size, said = weights(**awq, index=123 << 20)
     check.true("by the index", size == 123 and "stored as awq, 123.0 MiB in the files" in said, said)
     check.equal("FP8 becomes bf16", weights(quant_method="fp8", index=50 << 20)[0], plain)

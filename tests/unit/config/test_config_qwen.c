@@ -486,6 +486,18 @@ static void test_hostile(void **state)
         {Q3("\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":3}"), ST_FORMAT, "bits"},
         {Q3("\"quantization_config\":{\"quant_method\":\"awq\",\"version\":\"gemv\"}"), ST_UNSUPPORTED,
          "version gemm"},
+        {Q3("\"quantization_config\":{\"quant_method\":\"auto-round\",\"packing_format\":"
+            "\"auto_round:llm_compressor\"}"),
+         ST_UNSUPPORTED, "auto-round's packing_format"},
+        {Q3("\"quantization_config\":{\"quant_method\":\"auto-round\",\"packing_format\":[]}"),
+         ST_UNSUPPORTED, "auto-round's packing_format"},
+        {Q3("\"quantization_config\":{\"quant_method\":\"auto-round\",\"bits\":2}"), ST_FORMAT, "bits"},
+        {Q3("\"quantization_config\":{\"quant_method\":\"auto-round\",\"data_type\":\"mx_fp\"}"),
+         ST_UNSUPPORTED, "only integer weights"},
+        {Q3("\"quantization_config\":{\"quant_method\":\"auto-round\",\"act_bits\":8}"), ST_UNSUPPORTED,
+         "quantized activations"},
+        {Q3("\"quantization_config\":{\"quant_method\":\"intel/auto-round\",\"rotation_config\":{}}"),
+         ST_UNSUPPORTED, "rotations"},
         {Q3("\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[96,96]}"),
          ST_UNSUPPORTED, "128 x 128"},
         {Q3("\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"g\":"
@@ -585,6 +597,28 @@ static void test_hostile(void **state)
         if (st != cases[i].want || !strstr(err.msg, cases[i].says))
             fail_msg("%s: %s (%s)", cases[i].text, status_name(st), err.msg);
         if (strchr(err.msg, '\n')) fail_msg("more than one line: %s", err.msg);
+    }
+}
+
+/* Zero points as they are, or one less; layouts are told apart by their tensors. */
+static void test_auto_round(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *format;
+        bool zeros_plain;
+    } cases[] = {{"auto_round:auto_gptq", false}, {"auto_round:gptq", false},     {"auto_gptq", false},
+                 {"auto_round:auto_awq", false},  {"auto_round:gptqmodel", true}, {"auto_round", true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[2048];
+        snprintf(text, sizeof text,
+                 "%.*s,\"quantization_config\":{\"quant_method\":\"auto-round\",\"packing_format\":\"%s\"}}",
+                 (int)strlen(QWEN3_0_6B) - 1, QWEN3_0_6B, cases[i].format);
+        load(text);
+        assert_string_equal(d.packing.method, "auto-round");
+        assert_int_equal(d.packing.bits, 4);
+        assert_int_equal(d.packing.zeros_plain, cases[i].zeros_plain);
+        model_desc_free(&d);
     }
 }
 
@@ -724,6 +758,7 @@ int main(void)
         cmocka_unit_test(test_yarn),
         cmocka_unit_test(test_hostile),
         cmocka_unit_test(test_defaults_of_towers),
+        cmocka_unit_test(test_auto_round),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_expert_layouts),
