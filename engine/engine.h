@@ -278,7 +278,7 @@ enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHEC
 struct engine_inspected {
     struct model_retrieval retrieval;
     uint32_t hidden_size;
-    bool no_weights;
+    struct err lacking; /* the weights that aren't there: config.json alone is described; "": none */
 };
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
                            struct engine_inspected *out, struct err *err) KV_MUST_CHECK;

@@ -3,6 +3,7 @@
 #include "engine/internal.h"
 
 #include "config/base/buf.h"
+#include "config/base/file.h"
 #include "config/base/json.h"
 #include "config/gguf/gguf.h"
 #include "config/hf/reader.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MIB(x) ((double)(x) / 1048576.0)
 
@@ -227,24 +229,28 @@ static uint64_t indexed_bytes(const char *dir)
     return bytes;
 }
 
-static enum status say_served(struct buf *b, const struct engine *e, bool no_weights)
+static enum status say_served(struct buf *b, const struct engine *e, const char *lacking)
 {
     const struct model_retrieval *r = &e->net.desc.retrieval;
-    return buf_addf(b, "served     yes%s%s%s\n",
+    return buf_addf(b, "served     yes%s%s%s%s\n",
                     r->vectors            ? ", for multi-vector embeddings"
                     : e->net.desc.encoder ? ", for embeddings"
                     : *r->classifier      ? ", by /classify, /v1/rerank and /v1/score: "
                                           : "",
-                    r->classifier, no_weights ? ", by config.json; the directory has no weights" : "");
+                    r->classifier, *lacking ? ", by config.json; " : "", lacking);
 }
 
-/* The directory has no weights, or not all of them. */
-static bool lacks_weights(const char *dir)
+/* Whether the directory has no weights, or not all of them; then `lacking` says so. */
+static bool lacks_weights(const char *dir, struct err *lacking)
 {
     struct stf_files *files = NULL;
-    struct err ignored;
-    bool lacks = !gguf_is(dir) && stf_open(dir, &files, &ignored) == ST_NOT_FOUND;
+    char *index = file_join(dir, "model.safetensors.index.json");
+    bool lacks = !gguf_is(dir) && stf_open(dir, &files, lacking) == ST_NOT_FOUND;
+    bool listed = index && access(index, F_OK) == 0;
+    if (!lacks) *lacking->msg = '\0';
+    else if (!listed) (void)err_set(lacking, ST_NOT_FOUND, "the directory has no weights");
     stf_close(files);
+    free(index);
     return lacks;
 }
 
@@ -258,9 +264,10 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     struct engine *e = calloc(1, sizeof *e);
     if (cap) *text = '\0';
     if (!e) return err_nomem(err, NULL);
+    *out = (struct engine_inspected){.hidden_size = 0};
     enum status st = engine__prepare(opt, e, &files, err);
     if (st == ST_NOT_FOUND && !opt->random_weights &&
-        lacks_weights(opt->model_dir)) { /* is config.json served? */
+        lacks_weights(opt->model_dir, &out->lacking)) { /* is config.json served? */
         engine_close(e);
         e = calloc(1, sizeof *e);
         if (!e) return err_nomem(err, NULL);
@@ -268,10 +275,11 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
         bare.weight_bytes = indexed_bytes(opt->model_dir);
         st = engine__prepare(&bare, e, &files, err);
     }
-    bool no_weights = bare.random_weights && !opt->random_weights, full = st == ST_NOMEM && e->plan.kv_needed;
-    *out = (struct engine_inspected){e->net.desc.retrieval, e->net.desc.hidden, no_weights};
+    bool full = st == ST_NOMEM && e->plan.kv_needed;
+    out->retrieval = e->net.desc.retrieval;
+    out->hidden_size = e->net.desc.hidden;
     if (!st || full) {
-        enum status said = say_served(&b, e, no_weights);
+        enum status said = say_served(&b, e, out->lacking.msg);
         if (!said) said = say_all(&b, e);
         if (said) st = err_set(err, said, "the description doesn't fit into %zu bytes", cap);
         else memcpy(text, b.data, b.len + 1);

@@ -105,8 +105,8 @@ enum status model_load_check(const struct options *o, const char *dir, const str
     struct text_load text = text_of(o, dir, &m);
     text_load(&text);
     *err = text.err;
-    enum status st = text.st == ST_NOT_FOUND && engine->no_weights ? ST_OK : text.st;
-    if (!st && !engine->no_weights)
+    enum status st = text.st == ST_NOT_FOUND && *engine->lacking.msg ? ST_OK : text.st;
+    if (!st && !*engine->lacking.msg)
         st = pooling_load(dir, &engine->retrieval, engine->hidden_size, &m.pooling, err);
     model_free(&m);
     return st;

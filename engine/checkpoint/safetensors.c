@@ -363,6 +363,25 @@ static enum status check_index(const struct stf_files *f, const struct json_doc 
     return ST_OK;
 }
 
+static enum status check_shards(const char *dir, const char *path, char *const *names, uint32_t count,
+                                struct err *err)
+{
+    const char *first = NULL;
+    uint32_t missing = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        char *shard = file_join(dir, names[i]);
+        if (!shard) return err_nomem(err, path);
+        if (access(shard, F_OK)) {
+            first = first ? first : names[i];
+            missing++;
+        }
+        free(shard);
+    }
+    if (!missing) return ST_OK;
+    return err_set(err, ST_NOT_FOUND, "%s: %u of its %u shard files are missing, the first is %s", path,
+                   missing, count, first);
+}
+
 static enum status open_shards(struct stf_files *f, const char *dir, const char *path, struct err *err)
 {
     struct json_doc d = {0};
@@ -374,10 +393,8 @@ static enum status open_shards(struct stf_files *f, const char *dir, const char 
     uint32_t map = json_get(&d, 0, "weight_map"), count = 0;
     char **names = NULL;
     st = shard_names(&d, map, path, &names, &count, err);
-    for (uint32_t i = 0; i < count && !st; i++) {
-        st = add_file(f, file_join(dir, names[i]), err);
-        if (st == ST_NOT_FOUND) (void)err_prefix(err, st, "%s: a shard is missing", path);
-    }
+    if (!st) st = check_shards(dir, path, names, count, err);
+    for (uint32_t i = 0; i < count && !st; i++) st = add_file(f, file_join(dir, names[i]), err);
     if (!st) st = stf__sort_names(f, err);
     if (!st) st = check_index(f, &d, map, path, err);
     for (uint32_t i = 0; i < count; i++) free(names[i]);

@@ -315,7 +315,8 @@ enum status hub_path_check(const char *path, bool bare, struct err *err)
         free(one);
     }
     if (!st && S_ISDIR(sb.st_mode) &&
-        (!hub_file_find(&f, "config.json") || !(bare || any(&f, "", ".safetensors"))))
+        (!hub_file_find(&f, "config.json") ||
+         !(bare || any(&f, "", ".safetensors") || hub_file_find(&f, INDEX))))
         st = refuse(&f, path, err);
     hub_files_free(&f);
     return st;

@@ -1139,11 +1139,21 @@ def inspect_without_weights():
     size, said = weights(**awq, index=123 << 20)
     check.true("by the index", size == 123 and "stored as awq, 123.0 MiB in the files" in said, said)
     check.equal("FP8 becomes bf16", weights(quant_method="fp8", index=50 << 20)[0], plain)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copy(os.path.join(MODEL, name), folder)
+        shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump({"weight_map": dict(zip("ab", shards, strict=True))}, f)
+        run = subprocess.run([BINARY, "serve", "--model", folder, "--port", "0"], capture_output=True, text=True)
+    check.true("serve names the missing shards", run.returncode == 1
+               and f"2 of its 2 shard files are missing, the first is {shards[0]}" in run.stderr, run)
     size, said = weights(**awq, index=123 << 40)
     first = said.splitlines()[0]
     no = "served     no: weights and working memory take"
     check.true("too large: shown, and said", first.startswith(no)
-               and first.endswith("; the directory has no weights") and "\nlayers\n" in said, said)
+               and first.endswith("1 of its 1 shard files are missing, the first is model-1.safetensors")
+               and "\nlayers\n" in said, said)
 
 
 def inspect_says_no():

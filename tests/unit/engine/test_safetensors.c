@@ -224,7 +224,10 @@ static void test_shards(void **state)
         const char *says;
     } cases[] = {
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}", ST_OK, ""},
-        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"c.safetensors\"}}", ST_NOT_FOUND, "c.safetensors"},
+        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"c.safetensors\"}}", ST_NOT_FOUND,
+         "1 of its 2 shard files are missing, the first is c.safetensors"},
+        {"{\"weight_map\":{\"x\":\"e.safetensors\",\"y\":\"c.safetensors\",\"z\":\"a.safetensors\"}}",
+         ST_NOT_FOUND, "2 of its 3 shard files are missing, the first is c.safetensors"},
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"z\":\"b.safetensors\"}}", ST_FORMAT,
          "tensor z is in no shard"},
         {"{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}", ST_FORMAT,
