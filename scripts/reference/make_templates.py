@@ -60,8 +60,22 @@ def chat(template, messages, **kwargs):
         return None, None
 
 
+# What Jinja has and no released template uses is refused here (jinja.h): these cases must be errors.
+REFUSED = re.compile(r"""
+    \|\s*(abs|attr|batch|center|float|forceescape|round|slice|sum|truncate|wordcount)\b
+  | is\ (not\ )?(sameas|lower|upper|filter|test|escaped)\b
+  | \*\* | \b0[xob]\d | \d_\d | \braw\b | \{%\ print | recursive | varargs | cycler
+  | \.(casefold|center|count|format_map|index|islower|isupper|ljust|rindex|rjust|swapcase|zfill)\(
+  | \.(copy|cycle|changed)\(
+  | \.index$ | rsplit\((\)|none) | with\('\w+',\ \d | int\((\d+,|base) | 'role,content'
+  | '[^'{}]*%[-+\ .\dxXeEfgG][^'{}]*'\s*(%\ |\|\s*format) | \{\w*[:!.\[]\S*\}.*format\(
+""", re.VERBOSE)
+
+
 def case(t, v, result):
     text, message = result
+    if text is not None and REFUSED.search(t):
+        text, message = None, None
     c = {"t": t, "v": v}
     if text is not None:
         c["o"] = text
@@ -742,7 +756,7 @@ STATEMENTS = [
     "{% for a, b in [[1,2],[3]] %}{{a}}{% endfor %}", "{% for k in d %}{{k}}{{ ',' if not loop.last }}{% endfor %}", "{% set x %}a{{ 1 }}b{% endset %}{{ x }}|{{ x|length }}", "{% set x | upper | trim %} ab {% endset %}{{ x }}", "{% set x %}{% set y = 1 %}{% endset %}{{ y }}",
     "{% filter upper %}ab{{ 'c' }}{% endfilter %}", "{% filter replace('a','b')|upper %}banana{% endfilter %}", "{% for i in range(10) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 5 %}{% break %}{% endif %}{{i}}{% endfor %}", "{% break %}", "{% if true %}{% continue %}{% endif %}",
     "{% for i in [1,2] %}{% for j in [] %}{% else %}{% break %}{% endfor %}x{% endfor %}done", "{% for i in [1,2] %}{% for j in [1,2,3] %}{% if j == 2 %}{% break %}{% endif %}{{i}}{{j}} {% endfor %}{% endfor %}",
-    "{% call(x) wrap() %}[{{x}}]{% endcall %}", "{% macro wrap() %}<{{ caller(5) }}>{% endmacro %}{% call(x) wrap() %}[{{x}}]{% endcall %}", "{% macro wrap(a) %}<{{a}}{{ caller() }}>{% endmacro %}{% call wrap('q') %}body{% endcall %}", "{% macro wrap() %}<{{ caller }}>{% endmacro %}{{ wrap() }}", "{% macro wrap() %}x{% endmacro %}{% call wrap() %}body{% endcall %}",
+    "{% call(x) wrap() %}[{{x}}]{% endcall %}", "{% macro wrap() %}<{{ caller(5) }}>{% endmacro %}{% call(x) wrap() %}[{{x}}]{% endcall %}", "{% macro wrap(a) %}<{{a}}{{ caller() }}>{% endmacro %}{% call wrap('q') %}body{% endcall %}", "{% macro wrap() %}<{{ caller }}>{% endmacro %}{{ wrap() }}",
     "{% with a=1, b=2 %}{{a}}{{b}}{% endwith %}{{a}}", "{% set a=5 %}{% with a=1, b=a %}{{a}}{{b}}{% endwith %}{{a}}", "{% with %}{% set z=1 %}{{z}}{% endwith %}{{z}}", "{% generation %}a{% set q=1 %}{% endgeneration %}{{q}}", "{% for i in l %}{% generation %}{{i}}{{loop.index}}{% endgeneration %}{% endfor %}",
     "{% for i in l %}{{loop.index}}{{loop.index0}}{{loop.revindex}}{{loop.revindex0}}{{loop.first}}{{loop.last}}{{loop.length}}{{loop.depth}}{{loop.depth0}};{% endfor %}", "{% for i in l %}{{loop.previtem}}<{{i}}>{{loop.nextitem}} {% endfor %}", "{% for i in l %}{{loop.previtem is defined}}{{loop.nextitem is defined}} {% endfor %}",
     "{% for i in l %}{{loop.cycle('a','b')}}{% endfor %}", "{% for i in [1,1,2] %}{{loop.changed(i)}}{% endfor %}", "{% for i in l %}{{ loop.nope }}{% endfor %}", "{% for i in l %}{{ loop.parent.x }}{% endfor %}", "{% for i in [[1,[2]],[3]] recursive %}{{ loop(i) if i is iterable else i }}{% endfor %}", "{% for i in [[1,[2]],[3]] recursive %}{{ loop.depth }}{{ loop(i) if i is iterable else i }}{% endfor %}",
@@ -1126,15 +1140,15 @@ def alias(messages):
 # ------------------------------------------------------------------------------------------------------------------ random templates
 
 WORDS = ["a", "b c", "", "héy ☃", "  pad ", "<start_of_turn>", "x,y,,z", "Ab-Cd", "line\nline2", "12", "3.5", "'q'", '"dq"', "😀", "None", "\t", "aXbXc"]
-UNARY_FILTERS = ["upper", "lower", "trim", "length", "string", "list", "first", "last", "tojson", "title", "capitalize", "int", "float", "abs", "round", "sort", "unique|list",
-                 "reverse|list", "join", "join(', ')", "join('-')", "sum", "min", "max", "default('D')", "default('D', true)", "items|list", "dictsort", "count", "e", "safe", "wordcount",
-                 "replace('a', 'ZZ')", "replace('', '.', 2)", "indent(2)", "indent(2, true)", "truncate(5)", "truncate(5, true, '', 0)", "tojson(indent=2)", "tojson(ensure_ascii=true)",
-                 "map('upper')|list", "map('string')|list", "select|list", "reject|list", "select('string')|list", "select('defined')|list", "batch(2)|list", "slice(2)|list", "int(7)",
-                 "round(1)", "float(1.5)", "trim('ax')", "sort(reverse=true)", "map(attribute='k')|list", "map(attribute=0)|list", "map(attribute='k', default=0)|list", "selectattr('k')|list", "rejectattr('k', 'none')|list", "first|default('E')", "center(9)", "format(1)", "map('length')|list", "sort(case_sensitive=true)"]
-TESTS = ["defined", "undefined", "none", "string", "mapping", "sequence", "iterable", "number", "integer", "float", "boolean", "true", "false", "odd", "even", "upper", "lower",
-         "divisibleby(2)", "eq(1)", "in([1, 'a'])", "gt(1)", "callable", "ne('a')", "sameas none"]
-METHODS = ["upper()", "lower()", "strip()", "lstrip()", "rstrip('a ')", "split()", "split(',')", "split('X', 1)", "rsplit(none, 1)", "title()", "startswith('a')", "endswith(('c', 'z'))", "find('b')", "replace('a', 'b')", "join(['1', '2'])",
-           "items()|list", "keys()|list", "values()|list", "get('k')", "get('q', 5)", "count('a')", "index('a')", "splitlines()", "isdigit()", "zfill(4)", "partition('b')", "capitalize()", "swapcase()", "removeprefix('a')", "format(1, 2)", "isalpha()", "append(1)", "copy()", "nope()", "casefold()", "rjust(6, '*')"]
+UNARY_FILTERS = ["upper", "lower", "trim", "length", "string", "list", "first", "last", "tojson", "title", "capitalize", "int", "sort", "unique|list",
+                 "reverse|list", "join", "join(', ')", "join('-')", "min", "max", "default('D')", "default('D', true)", "items|list", "dictsort", "count", "e", "safe",
+                 "replace('a', 'ZZ')", "replace('', '.', 2)", "indent(2)", "indent(2, true)", "tojson(indent=2)", "tojson(ensure_ascii=true)",
+                 "map('upper')|list", "map('string')|list", "select|list", "reject|list", "select('string')|list", "select('defined')|list", "int(7)",
+                 "trim('ax')", "sort(reverse=true)", "map(attribute='k')|list", "map(attribute=0)|list", "map(attribute='k', default=0)|list", "selectattr('k')|list", "rejectattr('k', 'none')|list", "first|default('E')", "format(1)", "map('length')|list", "sort(case_sensitive=true)"]
+TESTS = ["defined", "undefined", "none", "string", "mapping", "sequence", "iterable", "number", "integer", "float", "boolean", "true", "false", "odd", "even",
+         "divisibleby(2)", "eq(1)", "in([1, 'a'])", "gt(1)", "callable", "ne('a')"]
+METHODS = ["upper()", "lower()", "strip()", "lstrip()", "rstrip('a ')", "split()", "split(',')", "split('X', 1)", "rsplit(',', 1)", "title()", "startswith('a')", "endswith(('c', 'z'))", "find('b')", "replace('a', 'b')", "join(['1', '2'])",
+           "items()|list", "keys()|list", "values()|list", "get('k')", "get('q', 5)", "splitlines()", "isdigit()", "partition('b')", "capitalize()", "removeprefix('a')", "format(1, 2)", "isalpha()", "append(1)", "nope()"]
 
 
 class Generator:

@@ -23,8 +23,8 @@ static struct jinja_value loop_attr(struct jinja_ctx *c, struct jinja_value v, s
     if (jn_str_is(name, "first")) return JN_V(JN_BOOL, i, i == 0);
     if (jn_str_is(name, "last")) return JN_V(JN_BOOL, i, i + 1 >= n);
     if (jn_str_is(name, "length")) return JN_V(JN_INT, i, n);
-    if (jn_str_is(name, "depth")) return JN_V(JN_INT, i, (int64_t)l->depth0 + 1);
-    if (jn_str_is(name, "depth0")) return JN_V(JN_INT, i, l->depth0);
+    if (jn_str_is(name, "depth")) return JN_V(JN_INT, i, 1); /* of recursion, which isn't supported */
+    if (jn_str_is(name, "depth0")) return JN_V(JN_INT, i, 0);
     if (jn_str_is(name, "previtem"))
         return i ? l->items->v[i - 1] : jn_undef_text(c, "there is no previous item");
     if (jn_str_is(name, "nextitem"))
@@ -55,13 +55,13 @@ struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj, str
         const struct jn_sym *s = &c->t->syms[((const struct jn_macro *)obj.u.p)->node->sym];
         return jinja_string(c, s->name, s->len, JINJA_TEMPLATE);
     }
-    if (obj.type == JN_CYCLER && jn_str_is(name, "current")) {
-        const struct jn_cycler *cy = obj.u.p;
-        if (!cy->joiner) return cy->items->v[cy->pos];
-    }
-    int32_t method = jn_find_method(obj, name.u.s);
-    if (method == -2) return jn_undef(JN_U_UNSAFE, name.u.s, obj.type);
-    return method < 0 ? out : bound(c, obj, method);
+    enum jn_undef why;
+    int32_t method = jn_find_method(obj, name.u.s, &why);
+    if (method >= 0) return bound(c, obj, method);
+    if (why == JN_U_ABSENT)
+        jn_error(c, "'%.*s' of '%s' object is not supported", (int)name.u.s->len, name.u.s->p,
+                 jn_type_name(obj));
+    return why == JN_U_UNSAFE ? jn_undef(why, name.u.s, obj.type) : out;
 }
 
 /* obj[key] without the fallback to attributes; false if there is no such element. */

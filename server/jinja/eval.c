@@ -66,18 +66,6 @@ void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_sc
         } else if (n->kind == K_STAR) {
             const struct jinja_list *more = jn_items_of(c, jn_eval(c, n->a, s));
             for (uint32_t k = 0; k < more->count; k++) jn_list_push(c, pos.u.l, more->v[k]);
-        } else if (n->kind == K_DSTAR) {
-            struct jinja_value d = jn_eval(c, n->a, s);
-            if (d.type != JN_DICT)
-                jn_error(c, "argument after ** must be a mapping, not %s", jn_type_name(d));
-            for (uint32_t k = 0; k < d.u.d->count; k++) {
-                if (d.u.d->k[k].type != JN_STR) jn_error(c, "keywords must be strings");
-                for (uint32_t q = 0; q < names.u.l->count; q++)
-                    if (jn_equal(c, names.u.l->v[q], d.u.d->k[k]))
-                        jn_error(c, "got multiple values for a keyword argument");
-                jn_list_push(c, names.u.l, d.u.d->k[k]);
-                jn_list_push(c, vals.u.l, d.u.d->v[k]);
-            }
         } else {
             jn_list_push(c, pos.u.l, jn_eval(c, n, s));
         }
@@ -96,18 +84,12 @@ struct jinja_value jn_call(struct jinja_ctx *c, struct jinja_value f, const stru
     case JN_FUNC: return jn_call_func(c, f.kind, a);
     case JN_METHOD: return jn_call_method(c, f.u.p, a);
     case JN_MACRO: return jn_call_macro(c, f.u.p, a);
-    case JN_LOOP: {
-        const struct jn_loop *l = f.u.p;
-        if (!l->node) jn_error(c, "The loop must have the 'recursive' marker to be called recursively.");
-        if (a->count != 1 || a->kw_count) jn_error(c, "loop() takes one argument");
-        return jn_loop_again(c, l, a->pos[0]);
-    }
-    case JN_CYCLER: {
-        struct jn_cycler *cy = f.u.p;
-        if (!cy->joiner) jn_error(c, "'Cycler' object is not callable");
-        bool first = !cy->used;
-        cy->used = true;
-        return first ? jn_lit(c, "") : cy->sep;
+    case JN_LOOP: jn_error(c, "recursive loops are not supported");
+    case JN_JOINER: {
+        struct jn_joiner *j = f.u.p;
+        bool first = !j->used;
+        j->used = true;
+        return first ? jn_lit(c, "") : j->sep;
     }
     default: jn_error(c, "'%s' object is not callable", jn_type_name(f));
     }
@@ -179,11 +161,10 @@ static struct jinja_value eval_dict(struct jinja_ctx *c, const struct jn_node *n
     return out;
 }
 
-static struct jinja_value eval_concat(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
+struct jinja_value jn_concat(struct jinja_ctx *c, const struct jinja_value *list, uint32_t count)
 {
-    const struct jinja_list *items = eval_items(c, n, s).u.l;
     struct jn_sb sb = jn_sb_new(c);
-    for (uint32_t i = 0; i < items->count; i++) jn_print(c, &sb, items->v[i]);
+    for (uint32_t i = 0; i < count; i++) jn_print(c, &sb, list[i]);
     return jn_sb_value(c, &sb);
 }
 
@@ -232,7 +213,7 @@ static struct jinja_value eval_node(struct jinja_ctx *c, const struct jn_node *n
     case K_NOT: return JN_V(JN_BOOL, i, !jn_truth(jn_eval(c, n->a, s)));
     case K_COMPARE: return eval_compare(c, n, s);
     case K_BINARY: v = jn_eval(c, n->a, s); return jn_binary(c, (enum jn_op)n->op, v, jn_eval(c, n->b, s));
-    case K_CONCAT: return eval_concat(c, n, s);
+    case K_CONCAT: v = eval_items(c, n, s); return jn_concat(c, v.u.l->v, v.u.l->count);
     case K_NEG:
     case K_POS: return eval_sign(c, jn_eval(c, n->a, s), n->kind == K_NEG);
     case K_ATTR: return jn_getattr(c, jn_eval(c, n->a, s), n->value);

@@ -1,5 +1,6 @@
 /* Statements: output, scopes, loops, macros; and the public API of a render: contexts, value constructors,
  * the result. */
+#include "config/base/assert.h"
 #include "config/base/clock.h"
 #include "server/jinja/internal.h"
 
@@ -74,9 +75,9 @@ static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *bo
 
 /* ---- loops ---- */
 
-static enum flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
-                                struct jinja_list *items, uint32_t depth0)
+static enum flow exec_for(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
+    struct jinja_list *items = jn_items_of(c, jn_eval(c, n->b, s));
     if (n->c) {
         struct jinja_value kept = jn_new_list(c, JN_LIST, 0);
         struct jn_scope *inner = new_scope(c, s);
@@ -89,12 +90,7 @@ static enum flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, st
     }
     bool finished = false;
     struct jn_loop *loop = jn_alloc(&c->base, sizeof *loop);
-    *loop = (struct jn_loop){.outer = c->running,
-                             .items = items,
-                             .depth0 = depth0,
-                             .node = n->flag ? n : NULL,
-                             .scope = s,
-                             .changed = JN_V(JN_MISSING, i, 0)};
+    *loop = (struct jn_loop){.outer = c->running, .items = items};
     struct jn_scope *inner = new_scope(c, s);
     c->running = loop;
     for (uint32_t i = 0; i < items->count; i++) {
@@ -115,33 +111,17 @@ static enum flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, st
     return finished ? FLOW_ON : exec(c, &n->orelse, new_scope(c, s));
 }
 
-static enum flow exec_for(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
-{
-    struct jinja_value it = jn_eval(c, n->b, s);
-    return exec_for_items(c, n, s, jn_items_of(c, it), 0);
-}
-
-struct jinja_value jn_loop_again(struct jinja_ctx *c, const struct jn_loop *l, struct jinja_value items)
-{
-    struct jn_sb sb = jn_sb_new(c), *outer = c->out;
-    jn_enter(c);
-    sb.max = c->base.limits.output_bytes_max;
-    c->out = &sb;
-    exec_for_items(c, l->node, l->scope, jn_items_of(c, items), l->depth0 + 1);
-    c->out = outer;
-    jn_leave(c);
-    return jn_sb_value(c, &sb);
-}
-
 /* ---- macros ---- */
 
-/* Positional, then keyword arguments; `caller`, `kwargs` and `varargs` when the body reads them. */
+/* Positional, then keyword arguments; and `caller`, if it is given. */
 static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struct jn_args *a,
                        struct jn_scope *s)
 {
     uint32_t params = n->list.count, no_default = params - n->defaults.count;
     bool *used = jn_alloc(&c->base, a->kw_count + 1u);
+    ASSERT_CMP(n->defaults.count, <=, params);
     memset(used, 0, a->kw_count + 1u);
+    if (a->count > params) jn_error(c, "the macro takes not more than %u argument(s)", params);
     for (uint32_t i = 0; i < params; i++) {
         const struct jn_sym *name = &c->t->syms[n->list.v[i]->sym];
         struct jinja_value v = i < a->count ? a->pos[i] : JN_V(JN_MISSING, i, 0);
@@ -158,29 +138,13 @@ static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struc
                     : jn_undef(JN_U_NAME, jinja_string(c, name->name, name->len, JINJA_TEMPLATE).u.s, 0);
         scope_set(c, s, n->list.v[i]->sym, v);
     }
-    if (n->flag & JN_USES_CALLER) {
-        struct jinja_value caller = jn_undef_text(c, "No caller defined");
-        for (uint32_t k = 0; k < a->kw_count; k++) {
-            if (!used[k] && jn_str_is(a->names[k], "caller")) {
-                caller = a->vals[k];
-                used[k] = true;
-            }
-        }
-        scope_set(c, s, c->t->sym_caller, caller);
-    }
-    struct jinja_value rest = jn_new_dict(c), more = jn_new_list(c, JN_TUPLE, 0);
     for (uint32_t k = 0; k < a->kw_count; k++) {
         if (used[k]) continue;
-        if (!(n->flag & JN_USES_KWARGS))
+        if (!jn_str_is(a->names[k], "caller"))
             jn_error(c, "the macro takes no keyword argument '%.*s'", (int)(a->names[k].u.s->len & 63),
                      a->names[k].u.s->p);
-        jn_dict_put(c, rest.u.d, a->names[k], a->vals[k]);
+        scope_set(c, s, c->t->sym_caller, a->vals[k]);
     }
-    if (n->flag & JN_USES_KWARGS) scope_set(c, s, c->t->sym_kwargs, rest);
-    if (a->count > params && !(n->flag & JN_USES_VARARGS))
-        jn_error(c, "the macro takes not more than %u argument(s)", params);
-    for (uint32_t i = params; i < a->count; i++) jn_list_push(c, more.u.l, a->pos[i]);
-    if (n->flag & JN_USES_VARARGS) scope_set(c, s, c->t->sym_varargs, more);
 }
 
 struct jinja_value jn_call_macro(struct jinja_ctx *c, const struct jn_macro *m, const struct jn_args *a)
@@ -330,111 +294,86 @@ struct jinja_value jinja_with_origin(struct jinja_value v, uint32_t origin)
     return v;
 }
 
-/* One construction, as data: constructors run outside of a render and must catch their own errors, in one
- * place. */
-struct making {
-    enum { MAKE_STRING, MAKE_INT, MAKE_LIST, MAKE_DICT, MAKE_ADD, MAKE_PUT, MAKE_JOIN, MAKE_VAR } what;
-    uint32_t origin;
-    const char *text;
-    size_t len;
-    struct jinja_value a, b, out;
-};
+/* Constructors run outside of a render too: the first error is kept for jinja_render to report, and after it
+ * nothing more is created. Within a render (on_error is set) the error is raised there. */
+#define MAKE(c_, do_)                                                                                        \
+    do {                                                                                                     \
+        jmp_buf here_, *was_ = (c_)->base.on_error;                                                          \
+        if ((c_)->base.error.code) break;                                                                    \
+        if (!was_) (c_)->base.on_error = &here_;                                                             \
+        if (was_ || setjmp(here_) == 0) do_;                                                                 \
+        (c_)->base.on_error = was_;                                                                          \
+    } while (0)
 
-static struct jinja_value make_string(struct jinja_ctx *c, const struct making *m)
+static struct jinja_value borrowed(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {
-    if (m->len >= UINT32_MAX / 2) jn_fail(&c->base, JINJA_LIMIT, "a string has more than 2 GiB");
+    if (len >= UINT32_MAX / 2) jn_fail(&c->base, JINJA_LIMIT, "a string has more than 2 GiB");
     struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
-    *s = (struct jinja_str){.p = m->text,
-                            .len = (uint32_t)m->len,
-                            .chars = (uint32_t)jn_count_chars(m->text, m->len),
-                            .origin = m->origin};
+    *s = (struct jinja_str){
+        .p = text, .len = (uint32_t)len, .chars = (uint32_t)jn_count_chars(text, len), .origin = origin};
     return JN_V(JN_STR, s, s);
 }
 
 static void add_var(struct jinja_ctx *c, const char *name, struct jinja_value v)
 {
-    JN_ROOM(&c->base, c->vars, c->var_count, c->var_cap);
+    if (c->var_count == c->var_cap) {
+        uint32_t cap = c->var_cap ? c->var_cap * 2 : 16;
+        c->vars = jn_grow(&c->base, c->vars, c->var_cap * sizeof *c->vars, cap * sizeof *c->vars);
+        c->var_cap = cap;
+    }
     c->vars[c->var_count++] = (struct jn_var){.name = name, .value = v};
-}
-
-static void make(struct jinja_ctx *c, struct making *m)
-{
-    struct jn_sb sb;
-    switch (m->what) {
-    case MAKE_STRING: m->out = make_string(c, m); break;
-    case MAKE_INT: m->out = jn_int_digits(c, m->text, m->len, m->origin); break;
-    case MAKE_LIST: m->out = jn_new_list(c, JN_LIST, 0); break;
-    case MAKE_DICT: m->out = jn_new_dict(c); break;
-    case MAKE_ADD: jn_list_push(c, m->a.u.l, m->b); break;
-    case MAKE_PUT: jn_dict_put(c, m->a.u.d, make_string(c, m), m->b); break;
-    case MAKE_JOIN:
-        sb = jn_sb_new(c);
-        jn_print(c, &sb, m->a);
-        jn_print(c, &sb, m->b);
-        m->out = jn_sb_value(c, &sb);
-        break;
-    case MAKE_VAR: add_var(c, m->text, m->a); break;
-    }
-}
-
-/* The first error is kept for jinja_render to report; after it nothing more is created. */
-static struct jinja_value make_guarded(struct jinja_ctx *c, struct making *m)
-{
-    jmp_buf here;
-    m->out = jinja_none();
-    if (c->base.error.code) return m->out;
-    if (c->base.on_error) { /* within a render: raise the error there */
-        make(c, m);
-        return m->out;
-    }
-    c->base.on_error = &here;
-    if (setjmp(here) == 0) make(c, m);
-    c->base.on_error = NULL;
-    return m->out;
 }
 
 struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {
-    return make_guarded(c, &(struct making){.what = MAKE_STRING, .text = text, .len = len, .origin = origin});
+    volatile struct jinja_value v = jinja_none(); /* it survives a longjmp */
+    MAKE(c, v = borrowed(c, text, len, origin));
+    return v;
 }
 
 struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len, uint32_t origin)
 {
-    return make_guarded(c, &(struct making){.what = MAKE_INT, .text = digits, .len = len, .origin = origin});
+    volatile struct jinja_value v = jinja_none();
+    MAKE(c, v = jn_int_digits(c, digits, len, origin));
+    return v;
 }
 
 struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin)
 {
-    return jinja_with_origin(make_guarded(c, &(struct making){.what = MAKE_LIST}), origin);
+    volatile struct jinja_value v = jinja_none();
+    MAKE(c, v = jn_new_list(c, JN_LIST, 0));
+    return jinja_with_origin(v, origin);
 }
 
 struct jinja_value jinja_dict(struct jinja_ctx *c, uint32_t origin)
 {
-    return jinja_with_origin(make_guarded(c, &(struct making){.what = MAKE_DICT}), origin);
+    volatile struct jinja_value v = jinja_none();
+    MAKE(c, v = jn_new_dict(c));
+    return jinja_with_origin(v, origin);
 }
 
 void jinja_list_add(struct jinja_ctx *c, struct jinja_value list, struct jinja_value item)
 {
-    if (list.type == JN_LIST) make_guarded(c, &(struct making){.what = MAKE_ADD, .a = list, .b = item});
+    if (list.type == JN_LIST) MAKE(c, jn_list_push(c, list.u.l, item));
 }
 
 void jinja_dict_set(struct jinja_ctx *c, struct jinja_value dict, const char *key, size_t key_len,
                     struct jinja_value value)
 {
-    if (dict.type != JN_DICT) return;
-    make_guarded(
-        c, &(struct making){
-               .what = MAKE_PUT, .a = dict, .b = value, .text = key, .len = key_len, .origin = dict.origin});
+    if (dict.type == JN_DICT)
+        MAKE(c, jn_dict_put(c, dict.u.d, borrowed(c, key, key_len, dict.origin), value));
 }
 
 struct jinja_value jinja_join2(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
 {
-    return make_guarded(c, &(struct making){.what = MAKE_JOIN, .a = a, .b = b});
+    volatile struct jinja_value v = jinja_none();
+    MAKE(c, v = jn_concat(c, (struct jinja_value[]){a, b}, 2));
+    return v;
 }
 
 void jinja_set(struct jinja_ctx *c, const char *name, struct jinja_value value)
 {
-    make_guarded(c, &(struct making){.what = MAKE_VAR, .text = name, .a = value});
+    MAKE(c, add_var(c, name, value));
 }
 
 void jinja_set_now(struct jinja_ctx *c, const struct tm *now)

@@ -3,7 +3,6 @@
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,13 +49,6 @@ FILTER(f_safe)
 
 VALUE(f_escape, jn_escape(c, jn_to_str(c, v)))
 
-FILTER(f_forceescape)
-{
-    struct jinja_str plain = *text(c, v);
-    plain.markup = 0;
-    return jn_escape(c, JN_V(JN_STR, s, &plain));
-}
-
 FILTER(f_replace)
 {
     int64_t max = !GIVEN(arg[2]) || arg[2].type == JN_NONE ? -1 : jn_want_int(c, "count", arg[2]);
@@ -93,51 +85,6 @@ FILTER(f_indent)
     return jn_sb_value(c, &sb);
 }
 
-FILTER(f_truncate)
-{
-    struct jinja_value end;
-    int64_t length = GIVEN(arg[0]) ? jn_want_int(c, "length", arg[0]) : 255;
-    int64_t leeway = GIVEN(arg[3]) && arg[3].type != JN_NONE ? jn_want_int(c, "leeway", arg[3]) : 5;
-    end = GIVEN(arg[2]) ? arg[2] : jn_lit(c, "...");
-    int64_t have;
-    const struct jinja_str *e = jn_want_str(c, "end", end), *s;
-    if (length < e->chars || leeway < 0)
-        jn_error(c, "truncate: the length is too small or the leeway negative");
-    if (!jn_length(c, v, &have)) jn_error(c, "object of type '%s' has no len()", jn_type_name(v));
-    if (have <= length || have - length <= leeway) return v;
-    s = jn_want_str(c, "truncate", v);
-    size_t cut = jn_byte_of_char(s, (size_t)(length - e->chars));
-    if (!GIVEN(arg[1]) || !jn_truth(arg[1])) {
-        const char *space = memrchr(s->p, ' ', cut);
-        if (space) cut = (size_t)(space - s->p);
-    }
-    struct jn_sb sb = jn_sb_new(c);
-    jn_sb_slice(c, &sb, s, 0, cut);
-    jn_sb_str(c, &sb, e);
-    return jn_sb_value(c, &sb);
-}
-
-FILTER(f_wordcount)
-{
-    const struct jinja_str *s = text(c, v);
-    int64_t n = 0;
-    bool inside = false;
-    for (const char *p = s->p, *end = s->p + s->len; p < end;) {
-        bool word = jn_is_word(jn_decode(p, end, &p));
-        n += word && !inside;
-        inside = word;
-    }
-    return JN_V(JN_INT, i, n);
-}
-
-FILTER(f_center)
-{
-    if (!GIVEN(arg[0])) arg[0] = JN_V(JN_INT, i, 80);
-    struct jinja_value s = jn_to_str(c, v), name = jn_lit(c, "center");
-    struct jn_args args = {.pos = &arg[0], .count = 1};
-    return jn_call(c, jn_getattr(c, s, name), &args);
-}
-
 FILTER(f_format)
 {
     if (a->count && a->kw_count)
@@ -154,148 +101,29 @@ FILTER(f_default)
     return !replace ? v : GIVEN(arg[0]) ? arg[0] : jn_lit(c, "");
 }
 
-FILTER(f_attr)
-{
-    struct jinja_value out;
-    arg[0] = jn_to_str(c, arg[0]);
-    out = jn_attr_only(c, v, arg[0]);
-    return out.type == JN_MISSING ? jn_undef(JN_U_ATTR, arg[0].u.s, v.type) : out;
-}
-
 /* ---- numbers ---- */
 
-/* Text of a number without white space around it and underscores between its digits; false if it can't be
- * one. */
-static bool number_text(const struct jinja_str *s, char *out, size_t cap)
-{
-    size_t n = 0, len = s->len;
-    const char *p = jinja_trim(s->p, &len, 3), *end = p + len;
-    for (; p < end; p++) {
-        if (*p == '_') {
-            if (p == s->p || p + 1 >= end || !isalnum((unsigned char)p[-1]) || !isalnum((unsigned char)p[1]))
-                return false;
-            continue;
-        }
-        if ((unsigned char)*p >= 0x80 || !*p || jn_is_space((uint32_t)*p) || n + 1 >= cap) return false;
-        out[n++] = *p;
-    }
-    out[n] = '\0';
-    return n > 0;
-}
-
-static bool parse_float(const struct jinja_str *s, double *out)
-{
-    char buf[400], *stop;
-    if (!number_text(s, buf, sizeof buf) || strpbrk(buf, "xXpP(")) return false;
-    *out = strtod(buf, &stop);
-    return *stop == '\0';
-}
-
-static bool parse_int(struct jinja_ctx *c, const struct jinja_str *s, int64_t base, int64_t *out)
-{
-    char buf[100];
-    if (base && (base < 2 || base > 36)) return false;
-    if (!number_text(s, buf, sizeof buf)) return false;
-    const char *p = buf;
-    bool negative = *p == '-';
-    if (*p == '-' || *p == '+') p++;
-    if (p[0] == '0' && p[1]) {
-        int64_t prefix = (p[1] | 32) == 'x' ? 16 : (p[1] | 32) == 'o' ? 8 : (p[1] | 32) == 'b' ? 2 : 0;
-        if (prefix && (base == prefix || base == 0)) {
-            p += 2;
-            base = prefix;
-        } else if (base == 0 && strspn(p, "0") != strlen(p)) {
-            return false;
-        }
-    }
-    if (!base) base = 10;
-    if (!*p) return false;
-    int64_t v = 0;
-    for (; *p; p++) {
-        int d = isdigit((unsigned char)*p)   ? *p - '0'
-                : isalpha((unsigned char)*p) ? (*p | 32) - 'a' + 10
-                                             : 99;
-        if (d >= base) return false;
-        if (__builtin_mul_overflow(v, base, &v) || __builtin_sub_overflow(v, d, &v))
-            jn_error(c, "integer overflow");
-    }
-    if (!negative && v == INT64_MIN) jn_error(c, "integer overflow");
-    *out = negative ? v : -v;
-    return true;
-}
-
+/* Decimal digits, with a sign and white space around them; the text of a float is cut to an int. */
 FILTER(f_int)
 {
-    int64_t i = 0, base;
-    double f;
-    base = GIVEN(arg[1]) ? jn_want_int(c, "base", arg[1]) : 10;
+    char buf[400], *stop;
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
-    if (jn_as_int(v, &i)) return JN_V(JN_INT, i, i);
+    if (v.type == JN_INT || v.type == JN_BOOL) return JN_V(JN_INT, i, v.u.i);
     if (v.type == JN_BIG) return v;
     if (v.type == JN_FLOAT && isinf(v.u.f)) jn_error(c, "cannot convert float infinity to integer");
-    if (v.type == JN_STR && parse_int(c, v.u.s, base, &i)) return JN_V(JN_INT, i, i);
-    if (v.type == JN_STR && parse_float(v.u.s, &f) && isfinite(f)) v = JN_V(JN_FLOAT, f, f);
+    if (v.type == JN_STR) {
+        size_t len = v.u.s->len, digits;
+        const char *p = jinja_trim(v.u.s->p, &len, 3), *sign = len && (*p == '-' || *p == '+') ? p : NULL;
+        snprintf(buf, sizeof buf, "%.*s", len < sizeof buf ? (int)len : 0, p);
+        digits = strspn(buf + (sign != NULL), "0123456789");
+        if (digits && digits + (sign != NULL) == len)
+            return jn_int_digits(c, *p == '+' ? p + 1 : p, len - (*p == '+'), v.origin);
+        if (digits && strchr(buf, '_')) jn_error(c, "int: digits with underscores are not supported");
+        double f = strtod(buf, &stop);
+        if (*buf && !*stop && !strpbrk(buf, "xXpP(")) v = JN_V(JN_FLOAT, f, f);
+    }
     if (v.type == JN_FLOAT && isfinite(v.u.f)) return jn_float_int(c, v);
     return GIVEN(arg[0]) ? arg[0] : JN_V(JN_INT, i, 0);
-}
-
-FILTER(f_float)
-{
-    double f;
-    if (v.type == JN_UNDEF) jn_fail_undef(c, v);
-    if (jn_as_num(v, &f) && v.type == JN_BIG && isinf(f)) jn_error(c, "int too large to convert to float");
-    if (jn_as_num(v, &f) || (v.type == JN_STR && parse_float(v.u.s, &f))) return JN_V(JN_FLOAT, f, f);
-    return GIVEN(arg[0]) ? arg[0] : JN_V(JN_FLOAT, f, 0.0);
-}
-
-FILTER(f_abs)
-{
-    if (v.type == JN_UNDEF) jn_fail_undef(c, v);
-    if (v.type == JN_FLOAT) return JN_V(JN_FLOAT, f, fabs(v.u.f));
-    if (v.type == JN_BIG && *v.u.s->p != '-') return v;
-    int64_t i = jn_want_int(c, "abs", v);
-    if (i == INT64_MIN) jn_error(c, "integer overflow");
-    return JN_V(JN_INT, i, i < 0 ? -i : i);
-}
-
-/* Python's round(): halves to even, decided on the exact value; ints stay ints. */
-static struct jinja_value round_common(struct jinja_ctx *c, struct jinja_value v, int64_t digits)
-{
-    if (v.type == JN_BIG) return v;
-    if (v.type == JN_INT || v.type == JN_BOOL) {
-        if (digits >= 0) return JN_V(JN_INT, i, v.u.i);
-        if (digits < -18) return JN_V(JN_INT, i, 0);
-        int64_t p = 1;
-        for (int64_t k = digits; k < 0; k++) p *= 10;
-        int64_t q = v.u.i / p, r = v.u.i % p, half = (r < 0 ? -r : r) * 2 - p;
-        if (half > 0 || (half == 0 && (q & 1))) q += v.u.i < 0 ? -1 : 1;
-        int64_t out;
-        if (__builtin_mul_overflow(q, p, &out)) jn_error(c, "integer overflow");
-        return JN_V(JN_INT, i, out);
-    }
-    if (!isfinite(v.u.f) || digits > 300) return v;
-    if (digits < 0) {
-        double p = pow(10.0, digits < -300 ? 300.0 : (double)-digits);
-        return JN_V(JN_FLOAT, f, nearbyint(v.u.f / p) * p);
-    }
-    char buf[700];
-    snprintf(buf, sizeof buf, "%.*f", (int)digits, v.u.f);
-    return JN_V(JN_FLOAT, f, strtod(buf, NULL));
-}
-
-FILTER(f_round)
-{
-    double f;
-    int64_t digits = GIVEN(arg[0]) ? jn_want_int(c, "precision", arg[0]) : 0;
-    if (v.type == JN_UNDEF) jn_fail_undef(c, v);
-    if (!jn_as_num(v, &f)) jn_error(c, "type %s doesn't define a rounding method", jn_type_name(v));
-    if (!GIVEN(arg[1]) || jn_str_is(arg[1], "common")) return round_common(c, v, digits);
-    bool up = jn_str_is(arg[1], "ceil");
-    if (!up && !jn_str_is(arg[1], "floor")) jn_error(c, "method must be common, ceil or floor");
-    if (digits > 300 || digits < -300) jn_error(c, "round: the precision is too large");
-    double p = pow(10.0, (double)digits), r = up ? ceil(f * p) : floor(f * p);
-    if (!isfinite(r)) jn_error(c, "cannot convert float to integer");
-    return JN_V(JN_FLOAT, f, r / p);
 }
 
 /* ---- JSON ---- */
@@ -333,31 +161,23 @@ FILTER(f_tojson)
 VALUE(f_from_json, jn_fromjson(c, jn_want_str(c, "from_json", v)))
 
 const struct jn_filter jn_text_filters[] = {
-    {"abs", f_abs, 0, 0, {0}},
-    {"attr", f_attr, 1, 1, {"name"}},
     {"capitalize", f_capitalize, 0, 0, {0}},
-    {"center", f_center, 1, 0, {"width"}},
     {"d", f_default, 2, 0, {"default_value", "boolean"}},
     {"default", f_default, 2, 0, {"default_value", "boolean"}},
     {"e", f_escape, 0, 0, {0}},
     {"escape", f_escape, 0, 0, {0}},
-    {"float", f_float, 1, 0, {"default"}},
-    {"forceescape", f_forceescape, 0, 0, {0}},
     {"format", f_format, JN_RAW, 0, {0}},
     {"from_json", f_from_json, 0, 0, {0}},
     {"indent", f_indent, 3, 0, {"width", "first", "blank"}},
-    {"int", f_int, 2, 0, {"default", "base"}},
+    {"int", f_int, 1, 0, {"default"}},
     {"lower", f_lower, 0, 0, {0}},
     {"replace", f_replace, 3, 2, {"old", "new", "count"}},
-    {"round", f_round, 2, 0, {"precision", "method"}},
     {"safe", f_safe, 0, 0, {0}},
     {"string", f_string, 0, 0, {0}},
     {"title", f_title, 0, 0, {0}},
     {"tojson", f_tojson, 4, 0, {"ensure_ascii", "indent", "separators", "sort_keys"}},
     {"trim", f_trim, 1, 0, {"chars"}},
-    {"truncate", f_truncate, 4, 0, {"length", "killwords", "end", "leeway"}},
     {"upper", f_upper, 0, 0, {0}},
-    {"wordcount", f_wordcount, 0, 0, {0}},
 };
 const uint32_t jn_text_filter_count = sizeof jn_text_filters / sizeof *jn_text_filters;
 
@@ -394,107 +214,53 @@ static bool modulo_is(struct jinja_ctx *c, struct jinja_value v, struct jinja_va
     return jn_equal(c, m, JN_V(JN_INT, i, want));
 }
 
-static bool same_object(struct jinja_value a, struct jinja_value b)
-{
-    if (a.type != b.type) return false;
-    switch (a.type) {
-    case JN_NONE: return true;
-    case JN_UNDEF: return false;
-    case JN_BIG:
-    case JN_STR: return jn_str_cmp(a.u.s, b.u.s) == 0; /* the reference depends on interning: not reliable */
-    case JN_FLOAT: return a.u.f == b.u.f;
-    case JN_FUNC: return a.kind == b.kind;
-    case JN_VIEW: return false;
-    default: return a.u.i == b.u.i;
-    }
-}
+/* TEST(id, name, arguments, is it?) */
+#define TESTS(TEST)                                                                                          \
+    TEST(BOOLEAN, "boolean", 0, v.type == JN_BOOL)                                                           \
+    TEST(CALLABLE, "callable", 0, v.type == JN_UNDEF || (v.type >= JN_MACRO && v.type <= JN_JOINER))         \
+    TEST(DEFINED, "defined", 0, v.type != JN_UNDEF)                                                          \
+    TEST(DIVISIBLEBY, "divisibleby", 1, modulo_is(c, v, arg, 0))                                             \
+    TEST(EQ, "eq", 1, jn_equal(c, v, arg))                                                                   \
+    TEST(EQUALTO, "equalto", 1, jn_equal(c, v, arg))                                                         \
+    TEST(EQ_SIGN, "==", 1, jn_equal(c, v, arg))                                                              \
+    TEST(EVEN, "even", 0, modulo_is(c, v, JN_V(JN_INT, i, 2), 0))                                            \
+    TEST(FALSE, "false", 0, v.type == JN_BOOL && !v.u.i)                                                     \
+    TEST(FLOAT, "float", 0, v.type == JN_FLOAT)                                                              \
+    TEST(GE, "ge", 1, jn_compare(c, OP_GE, v, arg))                                                          \
+    TEST(GE_SIGN, ">=", 1, jn_compare(c, OP_GE, v, arg))                                                     \
+    TEST(GT, "gt", 1, jn_compare(c, OP_GT, v, arg))                                                          \
+    TEST(GT_SIGN, ">", 1, jn_compare(c, OP_GT, v, arg))                                                      \
+    TEST(GREATERTHAN, "greaterthan", 1, jn_compare(c, OP_GT, v, arg))                                        \
+    TEST(IN, "in", 1, jn_contains(c, arg, v))                                                                \
+    TEST(INTEGER, "integer", 0, v.type == JN_INT || v.type == JN_BIG)                                        \
+    TEST(ITERABLE, "iterable", 0, jn_is_iterable(v))                                                         \
+    TEST(LE, "le", 1, jn_compare(c, OP_LE, v, arg))                                                          \
+    TEST(LE_SIGN, "<=", 1, jn_compare(c, OP_LE, v, arg))                                                     \
+    TEST(LT, "lt", 1, jn_compare(c, OP_LT, v, arg))                                                          \
+    TEST(LT_SIGN, "<", 1, jn_compare(c, OP_LT, v, arg))                                                      \
+    TEST(LESSTHAN, "lessthan", 1, jn_compare(c, OP_LT, v, arg))                                              \
+    TEST(MAPPING, "mapping", 0, v.type == JN_DICT)                                                           \
+    TEST(NE, "ne", 1, !jn_equal(c, v, arg))                                                                  \
+    TEST(NE_SIGN, "!=", 1, !jn_equal(c, v, arg))                                                             \
+    TEST(NONE, "none", 0, v.type == JN_NONE)                                                                 \
+    TEST(NUMBER, "number", 0,                                                                                \
+         v.type == JN_INT || v.type == JN_BIG || v.type == JN_FLOAT || v.type == JN_BOOL)                    \
+    TEST(ODD, "odd", 0, modulo_is(c, v, JN_V(JN_INT, i, 2), 1))                                              \
+    TEST(SEQUENCE, "sequence", 0,                                                                            \
+         jn_is_iterable(v) && v.type != JN_ITER && v.type != JN_VIEW && v.type != JN_LOOP)                   \
+    TEST(STRING, "string", 0, v.type == JN_STR)                                                              \
+    TEST(TRUE, "true", 0, v.type == JN_BOOL && v.u.i)                                                        \
+    TEST(UNDEFINED, "undefined", 0, v.type == JN_UNDEF)
 
-#define TEST(name_, is_)                                                                                     \
-    static bool name_(struct jinja_ctx *c __attribute__((unused)),                                           \
-                      struct jinja_value v __attribute__((unused)),                                          \
-                      struct jinja_value arg __attribute__((unused)))                                        \
-    {                                                                                                        \
-        return is_;                                                                                          \
-    }
-TEST(is_boolean, v.type == JN_BOOL)
-TEST(is_callable, v.type == JN_MACRO || v.type == JN_FUNC || v.type == JN_METHOD || v.type == JN_LOOP ||
-                      v.type == JN_UNDEF ||
-                      (v.type == JN_CYCLER && ((const struct jn_cycler *)v.u.p)->joiner))
-TEST(is_defined, v.type != JN_UNDEF)
-TEST(is_undefined, v.type == JN_UNDEF)
-TEST(is_divisibleby, modulo_is(c, v, arg, 0))
-TEST(is_even, modulo_is(c, v, JN_V(JN_INT, i, 2), 0))
-TEST(is_odd, modulo_is(c, v, JN_V(JN_INT, i, 2), 1))
-TEST(is_eq, jn_equal(c, v, arg))
-TEST(is_ne, !jn_equal(c, v, arg))
-TEST(is_ge, jn_compare(c, OP_GE, v, arg))
-TEST(is_gt, jn_compare(c, OP_GT, v, arg))
-TEST(is_le, jn_compare(c, OP_LE, v, arg))
-TEST(is_lt, jn_compare(c, OP_LT, v, arg))
-TEST(is_escaped, v.type == JN_STR && v.u.s->markup)
-TEST(is_false, v.type == JN_BOOL && !v.u.i)
-TEST(is_true, v.type == JN_BOOL && v.u.i)
-TEST(is_filter, v.type == JN_STR && jn_filter_index(v.u.s->p, v.u.s->len) >= 0)
-TEST(is_test, v.type == JN_STR && jn_test_index(v.u.s->p, v.u.s->len) >= 0)
-TEST(is_float, v.type == JN_FLOAT)
-TEST(is_in, jn_contains(c, arg, v))
-TEST(is_integer, v.type == JN_INT || v.type == JN_BIG)
-TEST(is_iterable, jn_is_iterable(v))
-TEST(is_lower, jn_str_cased(c, jn_to_str(c, v).u.s) == 1)
-TEST(is_upper, jn_str_cased(c, jn_to_str(c, v).u.s) == 2)
-TEST(is_mapping, v.type == JN_DICT)
-TEST(is_none, v.type == JN_NONE)
-TEST(is_number, v.type == JN_INT || v.type == JN_BIG || v.type == JN_FLOAT || v.type == JN_BOOL)
-TEST(is_sameas, same_object(v, arg))
-TEST(is_sequence, v.type == JN_STR || v.type == JN_LIST || v.type == JN_TUPLE || v.type == JN_DICT ||
-                      v.type == JN_RANGE || v.type == JN_UNDEF)
-TEST(is_string, v.type == JN_STR)
-
-static const struct test {
+#define TEST(id, name, args, is) TEST_##id,
+enum test_id { TESTS(TEST) };
+#undef TEST
+#define TEST(id, name, args, is) {name, args},
+static const struct {
     const char *name;
-    bool (*is)(struct jinja_ctx *c, struct jinja_value v, struct jinja_value arg);
-    uint8_t args;
-} tests[] = {
-    {"boolean", is_boolean, 0},
-    {"callable", is_callable, 0},
-    {"defined", is_defined, 0},
-    {"divisibleby", is_divisibleby, 1},
-    {"eq", is_eq, 1},
-    {"equalto", is_eq, 1},
-    {"==", is_eq, 1},
-    {"escaped", is_escaped, 0},
-    {"even", is_even, 0},
-    {"false", is_false, 0},
-    {"filter", is_filter, 0},
-    {"float", is_float, 0},
-    {"ge", is_ge, 1},
-    {">=", is_ge, 1},
-    {"gt", is_gt, 1},
-    {">", is_gt, 1},
-    {"greaterthan", is_gt, 1},
-    {"in", is_in, 1},
-    {"integer", is_integer, 0},
-    {"iterable", is_iterable, 0},
-    {"le", is_le, 1},
-    {"<=", is_le, 1},
-    {"lower", is_lower, 0},
-    {"lt", is_lt, 1},
-    {"<", is_lt, 1},
-    {"lessthan", is_lt, 1},
-    {"mapping", is_mapping, 0},
-    {"ne", is_ne, 1},
-    {"!=", is_ne, 1},
-    {"none", is_none, 0},
-    {"number", is_number, 0},
-    {"odd", is_odd, 0},
-    {"sameas", is_sameas, 1},
-    {"sequence", is_sequence, 0},
-    {"string", is_string, 0},
-    {"test", is_test, 0},
-    {"true", is_true, 0},
-    {"undefined", is_undefined, 0},
-    {"upper", is_upper, 0},
-};
+    uint32_t args;
+} tests[] = {TESTS(TEST)};
+#undef TEST
 
 int32_t jn_test_index(const char *name, size_t len)
 {
@@ -506,18 +272,18 @@ int32_t jn_test_index(const char *name, size_t len)
 bool jn_call_test(struct jinja_ctx *c, int32_t func, struct jinja_value name, struct jinja_value v,
                   const struct jn_args *a)
 {
-    static const char *const params[] = {"-"}, *const named[] = {"num"}, *const other[] = {"other"},
-                             *const seq[] = {"seq"};
     if (func < 0 && name.type == JN_STR) func = jn_test_index(name.u.s->p, name.u.s->len);
     if (func < 0)
         jn_error(c, "no test named '%.*s'", name.type == JN_STR ? (int)(name.u.s->len & 63) : 0,
                  name.type == JN_STR ? name.u.s->p : "");
-    const struct test *t = &tests[func];
+    const char *param = func == TEST_DIVISIBLEBY ? "num" : func == TEST_IN ? "seq" : "-";
     struct jinja_value arg = JN_V(JN_MISSING, i, 0);
-    const char *const *names = t->is == is_divisibleby ? named
-                               : t->is == is_sameas    ? other
-                               : t->is == is_in        ? seq
-                                                       : params;
-    jn_bind(c, t->name, a, names, t->args, t->args, &arg);
-    return t->is(c, v, arg);
+    jn_bind(c, tests[func].name, a, &param, tests[func].args, tests[func].args, &arg);
+    switch ((enum test_id)func) {
+#define TEST(id, name, args, is)                                                                             \
+    case TEST_##id: return is;
+        TESTS(TEST)
+#undef TEST
+    }
+    return false;
 }

@@ -161,48 +161,32 @@ FILTER(f_items)
     return as_iter(JN_V(JN_LIST, l, jn_items_of(c, v)));
 }
 
-FILTER(f_sum)
-{
-    struct jinja_value total;
-    struct getter g;
-    make_getter(c, &g, arg[0]);
-    total = GIVEN(arg[1]) ? arg[1] : JN_V(JN_INT, i, 0);
-    const struct jinja_list *l = jn_items_of(c, v);
-    if (total.type == JN_STR) jn_error(c, "sum() can't sum strings");
-    for (uint32_t i = 0; i < l->count; i++) total = jn_binary(c, OP_ADD, total, get(c, &g, l->v[i]));
-    return total;
-}
-
 /* ---- order ---- */
+
+/* The items (copied) in the order of the attribute, cased or not; their keys too. */
+static struct jinja_list *sorted(struct jinja_ctx *c, const struct jinja_list *l, const struct getter *g,
+                                 bool cased, bool reverse, struct jinja_value **keys)
+{
+    struct jinja_list *out = jn_new_list(c, JN_LIST, l->count).u.l;
+    *keys = jn_alloc_array(&c->base, l->count, sizeof **keys);
+    for (uint32_t i = 0; i < l->count; i++) {
+        jn_list_push(c, out, l->v[i]);
+        (*keys)[i] = folded(c, get(c, g, l->v[i]), cased);
+    }
+    jn_sort_by(c, *keys, out->v, l->count, reverse);
+    return out;
+}
 
 FILTER(f_sort)
 {
-    struct getter g[4];
-    uint32_t getters = 0;
-    bool cased = GIVEN(arg[1]) && jn_truth(arg[1]);
-    if (arg[2].type == JN_STR) { /* "a,b": by a, then by b */
-        size_t from = 0;
-        for (size_t i = 0; i <= arg[2].u.s->len; i++) {
-            if (i < arg[2].u.s->len && arg[2].u.s->p[i] != ',') continue;
-            if (getters == 4) jn_error(c, "sort: too many attributes");
-            make_getter(c, &g[getters++], jn_slice_bytes(c, arg[2].u.s, from, i));
-            from = i + 1;
-        }
-    } else {
-        make_getter(c, &g[getters++], arg[2]);
-    }
-    const struct jinja_list *l = jn_items_of(c, v);
-    struct jinja_value out = jn_new_list(c, JN_LIST, l->count),
-                       *keys = jn_alloc_array(&c->base, l->count, sizeof *keys);
-    out.origin = v.origin;
-    for (uint32_t i = 0; i < l->count; i++) {
-        jn_list_push(c, out.u.l, l->v[i]);
-        keys[i] = jn_new_list(c, JN_LIST, getters);
-        for (uint32_t k = 0; k < getters; k++)
-            jn_list_push(c, keys[i].u.l, folded(c, get(c, &g[k], l->v[i]), cased));
-    }
-    jn_sort_by(c, keys, out.u.l->v, l->count, GIVEN(arg[0]) && jn_truth(arg[0]));
-    return out;
+    struct jinja_value *keys;
+    struct getter g;
+    if (arg[2].type == JN_STR && memchr(arg[2].u.s->p, ',', arg[2].u.s->len))
+        jn_error(c, "sort: by more than one attribute is not supported");
+    make_getter(c, &g, arg[2]);
+    struct jinja_list *l = sorted(c, jn_items_of(c, v), &g, GIVEN(arg[1]) && jn_truth(arg[1]),
+                                  GIVEN(arg[0]) && jn_truth(arg[0]), &keys);
+    return jinja_with_origin(JN_V(JN_LIST, l, l), v.origin);
 }
 
 FILTER(f_dictsort)
@@ -212,15 +196,13 @@ FILTER(f_dictsort)
         jn_error(c, "You can only sort by either \"key\" or \"value\"");
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
     if (v.type != JN_DICT) jn_error(c, "'%s' object has no attribute 'items'", jn_type_name(v));
-    const struct jinja_dict *d = v.u.d;
-    struct jinja_value view = v, *keys = jn_alloc_array(&c->base, d->count, sizeof *keys);
+    struct jinja_value view = v, *keys;
+    struct getter g = {.part = {JN_V(JN_INT, i, by_value)}, .count = 1, .fallback = JN_V(JN_MISSING, i, 0)};
     view.type = JN_VIEW;
     view.kind = JN_V_ITEMS;
-    struct jinja_value out = JN_V(JN_LIST, l, jn_items_of(c, view));
-    for (uint32_t i = 0; i < d->count; i++) keys[i] = folded(c, by_value ? d->v[i] : d->k[i], cased);
-    jn_sort_by(c, keys, out.u.l->v, d->count, GIVEN(arg[2]) && jn_truth(arg[2]));
-    out.origin = v.origin;
-    return out;
+    struct jinja_list *l =
+        sorted(c, jn_items_of(c, view), &g, cased, GIVEN(arg[2]) && jn_truth(arg[2]), &keys);
+    return jinja_with_origin(JN_V(JN_LIST, l, l), v.origin);
 }
 
 static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, const struct jinja_value *arg,
@@ -266,65 +248,21 @@ FILTER(f_groupby)
     struct getter g;
     make_getter(c, &g, arg[0]);
     g.fallback = arg[1];
-    bool cased = GIVEN(arg[2]) && jn_truth(arg[2]);
-    const struct jinja_list *l = jn_items_of(c, v);
-    struct jinja_value *keys = jn_alloc_array(&c->base, l->count, sizeof *keys),
-                       *items = jn_alloc_array(&c->base, l->count, sizeof *items);
-    for (uint32_t i = 0; i < l->count; i++) {
-        items[i] = l->v[i];
-        keys[i] = folded(c, get(c, &g, l->v[i]), cased);
-    }
-    jn_sort_by(c, keys, items, l->count, false);
+    struct jinja_value *keys;
+    const struct jinja_list *l =
+        sorted(c, jn_items_of(c, v), &g, GIVEN(arg[2]) && jn_truth(arg[2]), false, &keys);
     for (uint32_t i = 0; i < l->count; i++) {
         if (!i || !jn_equal(c, keys[i], keys[i - 1])) {
             struct jinja_value pair = jn_new_list(c, JN_TUPLE, 2);
             group = jn_new_list(c, JN_LIST, 0);
             pair.kind = 1;
-            jn_list_push(c, pair.u.l, get(c, &g, items[i]));
+            jn_list_push(c, pair.u.l, get(c, &g, l->v[i]));
             jn_list_push(c, pair.u.l, group);
             jn_list_push(c, out.u.l, pair);
         }
-        jn_list_push(c, group.u.l, items[i]);
+        jn_list_push(c, group.u.l, l->v[i]);
     }
     return out;
-}
-
-/* ---- cutting ---- */
-
-FILTER(f_batch)
-{
-    struct jinja_value out = jn_new_list(c, JN_LIST, 0), row = JN_V(JN_MISSING, i, 0);
-    int64_t n = jn_want_int(c, "linecount", arg[0]);
-    const struct jinja_list *l = jn_items_of(c, v);
-    for (uint32_t i = 0; i < l->count; i++) {
-        if (row.type == JN_MISSING || (int64_t)row.u.l->count == n) {
-            row = jn_new_list(c, JN_LIST, 0);
-            jn_list_push(c, out.u.l, row);
-        }
-        jn_list_push(c, row.u.l, l->v[i]);
-    }
-    if (row.type != JN_MISSING && GIVEN(arg[1]) && arg[1].type != JN_NONE) {
-        if (n > (int64_t)c->base.limits.range_max) jn_error(c, "batch: the line count is too large");
-        while ((int64_t)row.u.l->count < n) jn_list_push(c, row.u.l, arg[1]);
-    }
-    return as_iter(out);
-}
-
-FILTER(f_slice)
-{
-    struct jinja_value out = jn_new_list(c, JN_LIST, 0);
-    int64_t n = jn_want_int(c, "slices", arg[0]);
-    const struct jinja_list *l = jn_items_of(c, v);
-    if (n == 0) jn_error(c, "integer division or modulo by zero");
-    if (n > (int64_t)c->base.limits.range_max) jn_error(c, "slice: too many slices");
-    int64_t each = n > 0 ? l->count / n : 0, extra = n > 0 ? l->count % n : 0, at = 0;
-    for (int64_t s = 0; s < n; s++) {
-        struct jinja_value row = jn_new_list(c, JN_LIST, 0);
-        for (int64_t k = 0; k < each + (s < extra); k++) jn_list_push(c, row.u.l, l->v[at++]);
-        if (GIVEN(arg[1]) && arg[1].type != JN_NONE && s >= extra) jn_list_push(c, row.u.l, arg[1]);
-        jn_list_push(c, out.u.l, row);
-    }
-    return as_iter(out);
 }
 
 /* ---- map and select ---- */
@@ -394,7 +332,6 @@ VALUE(f_selectattr, select_items(c, v, a, true, true))
 VALUE(f_rejectattr, select_items(c, v, a, false, true))
 
 const struct jn_filter jn_seq_filters[] = {
-    {"batch", f_batch, 2, 1, {"linecount", "fill_with"}},
     {"count", f_length, 0, 0, {0}},
     {"dictsort", f_dictsort, 3, 0, {"case_sensitive", "by", "reverse"}},
     {"first", f_first, 0, 0, {0}},
@@ -412,9 +349,7 @@ const struct jn_filter jn_seq_filters[] = {
     {"reverse", f_reverse, 0, 0, {0}},
     {"select", f_select, JN_RAW, 0, {0}},
     {"selectattr", f_selectattr, JN_RAW, 0, {0}},
-    {"slice", f_slice, 2, 1, {"slices", "fill_with"}},
     {"sort", f_sort, 3, 0, {"reverse", "case_sensitive", "attribute"}},
-    {"sum", f_sum, 2, 0, {"attribute", "start"}},
     {"unique", f_unique, 2, 0, {"case_sensitive", "attribute"}},
 };
 const uint32_t jn_seq_filter_count = sizeof jn_seq_filters / sizeof *jn_seq_filters;

@@ -67,11 +67,11 @@ enum jn_type {
     JN_FUNC,    /* global function: kind = enum jn_func */
     JN_METHOD,  /* u.p = struct jn_bound */
     JN_LOOP,    /* u.p = struct jn_loop */
-    JN_CYCLER,  /* u.p = struct jn_cycler: cycler() and joiner() */
+    JN_JOINER,  /* u.p = struct jn_joiner */
     JN_BIG,     /* an int beyond 64 bits: u.s = its digits, with a minus if negative, NUL-terminated */
     JN_MISSING, /* no value: an argument that was not given. Never visible to a template. */
 };
-enum jn_undef { JN_U_NAME, JN_U_ATTR, JN_U_ITEM, JN_U_TEXT, JN_U_UNSAFE };
+enum jn_undef { JN_U_NAME, JN_U_ATTR, JN_U_ITEM, JN_U_TEXT, JN_U_UNSAFE, JN_U_ABSENT };
 enum jn_view { JN_V_KEYS, JN_V_VALUES, JN_V_ITEMS };
 
 struct jn_run {
@@ -103,11 +103,9 @@ struct jn_range {
     int64_t start, step;
     uint32_t count;
 };
-struct jn_cycler {
-    struct jinja_list *items;
-    uint32_t pos;
-    bool joiner, used;
+struct jn_joiner {
     struct jinja_value sep;
+    bool used;
 };
 
 #define JN_V(t_, field_, x_) ((struct jinja_value){.type = (t_), .u.field_ = (x_)})
@@ -139,7 +137,6 @@ enum jn_kind {
     K_TEST,
     K_KWARG,
     K_STAR,
-    K_DSTAR,
     K_NSREF,
     /* statements */
     K_DATA,
@@ -164,7 +161,6 @@ enum jn_op {
     OP_DIV,
     OP_FLOORDIV,
     OP_MOD,
-    OP_POW,
     OP_EQ,
     OP_NE,
     OP_LT,
@@ -173,6 +169,7 @@ enum jn_op {
     OP_GE,
     OP_IN,
     OP_NOT_IN,
+    OP_NONE,
 };
 #define JN_NO_SYM UINT32_MAX
 struct jn_node;
@@ -185,14 +182,14 @@ struct jn_nodes {
  *   DICT list = key, value, ...     COND a=test b=then c=else|NULL  COMPARE a, list of OPERAND
  *   OPERAND op a                    BINARY op a b                   CONCAT list
  *   ATTR a value=name               ITEM a b                        SLICE a b c (each may be NULL)
- *   CALL a list=arguments           KWARG value=name a              STAR, DSTAR a
+ *   CALL a list=arguments           KWARG value=name a              STAR a
  *   FILTER a (NULL: the captured text of a block) value=name func list=arguments
  *   TEST a value=name func list, flag=negated
  *   NSREF sym value=attribute       DATA value                      PRINT list
  *   IF list of BRANCH               BRANCH a (NULL: else) body
- *   FOR a=target b=iterable c=filter body orelse flag=recursive
+ *   FOR a=target b=iterable c=filter body orelse
  *   SET a b                         SETBLOCK a=target b=filters or NULL, body
- *   MACRO sym list=parameters (NAME) defaults body flag=specials used
+ *   MACRO sym list=parameters (NAME) defaults body
  *   CALLBLOCK a=call, else as MACRO FILTERBLOCK b=filters body
  *   WITH list=targets defaults=values body                          GENERATION body */
 struct jn_node {
@@ -204,12 +201,12 @@ struct jn_node {
     struct jn_nodes list, defaults, body, orelse;
     struct jinja_value value;
 };
-enum { JN_USES_CALLER = 1, JN_USES_KWARGS = 2, JN_USES_VARARGS = 4 };
 
 struct jn_sym {
     const char *name;
     uint32_t len;
-    bool read; /* some expression loads it */
+    bool read;  /* some expression loads it */
+    bool given; /* a parameter, or assigned to */
 };
 struct jinja_template {
     struct jn_base base; /* owns the tree's memory; immutable after the parse */
@@ -219,7 +216,7 @@ struct jinja_template {
     struct jn_sym *syms;
     uint32_t sym_count, sym_cap;
     struct id_table index; /* of symbols, from 1 */
-    uint32_t sym_caller, sym_kwargs, sym_varargs, sym_loop;
+    uint32_t sym_caller, sym_loop;
 };
 uint32_t jn_intern(struct jinja_template *t, const char *name, size_t len);
 uint32_t jn_find_sym(const struct jinja_template *t, const char *name, size_t len); /* JN_NO_SYM */
@@ -261,7 +258,8 @@ struct jn_parser {
     struct jn_token *tok; /* current */
     uint32_t depth;
     uint32_t loop_depth; /* break and continue need one */
-    bool soft;           /* in an `if`: unknown filters and tests fail only when they are reached */
+    bool in_macro;
+    bool soft; /* in an `if`: unknown filters and tests fail only when they are reached */
 };
 struct jn_node *jn_new_node(struct jn_parser *p, enum jn_kind kind);
 void jn_push_node(struct jn_parser *p, struct jn_nodes *list, struct jn_node *n);
@@ -270,11 +268,12 @@ _Noreturn void jn_unexpected(struct jn_parser *p, const char *expected);
 bool jn_is_op(const struct jn_parser *p, const char *op);
 bool jn_skip_op(struct jn_parser *p, const char *op);
 void jn_expect_op(struct jn_parser *p, const char *op);
+void jn_deeper(struct jn_parser *p);
 bool jn_is_name(const struct jn_parser *p, const char *name);
 bool jn_skip_name(struct jn_parser *p, const char *name);
 struct jinja_value jn_const_str(struct jn_base *b, const char *p, size_t len);
 struct jn_node *jn_parse_expr(struct jn_parser *p, bool with_cond);
-/* end_name: a name that ends the tuple (`in`, `recursive`), or NULL. */
+/* end_name: a name that ends the tuple (`in`), or NULL. */
 enum jn_tuple_mode { JN_TUPLE_EXPR, JN_TUPLE_NO_COND, JN_TUPLE_TARGET };
 struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, const char *end_name,
                                bool explicit_parens);
@@ -295,10 +294,7 @@ struct jn_macro {
 struct jn_loop {
     const struct jn_loop *outer; /* the enclosing loop */
     struct jinja_list *items;
-    uint32_t index0, depth0;
-    const struct jn_node *node; /* recursive loops only */
-    struct jn_scope *scope;
-    struct jinja_value changed; /* tuple, or JN_MISSING */
+    uint32_t index0;
 };
 struct jn_bound {
     struct jinja_value self;
@@ -359,6 +355,7 @@ void jn_sb_slice(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *
                  size_t to); /* bytes */
 struct jinja_value jn_sb_value(struct jinja_ctx *c, struct jn_sb *sb);
 struct jinja_value jn_lit(struct jinja_ctx *c, const char *text); /* copies; template origin */
+struct jinja_value jn_concat(struct jinja_ctx *c, const struct jinja_value *list, uint32_t count);
 struct jinja_value jn_slice_bytes(struct jinja_ctx *c, const struct jinja_str *s, size_t from, size_t to);
 uint32_t jn_origin_at(const struct jinja_str *s, size_t byte);
 size_t jn_byte_of_char(const struct jinja_str *s, size_t char_idx);
@@ -382,10 +379,6 @@ struct jinja_value jn_str_mod(struct jinja_ctx *c, const struct jinja_str *fmt,
                               struct jinja_value args); /* printf style */
 struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fmt,
                                  const struct jn_args *a); /* {} style */
-int jn_str_cased(
-    struct jinja_ctx *c,
-    const struct jinja_str *s); /* 1 only lower, 2 only upper, 0 neither (Python islower / isupper) */
-
 /* Unicode (jinja/unicode.c) */
 uint32_t jn_decode(const char *p, const char *end,
                    const char **next); /* one code point; an invalid byte is U+FFFD, one byte long */
@@ -445,7 +438,8 @@ struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj,
                                 struct jinja_value name); /* JN_MISSING if none */
 struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value from,
                                struct jinja_value to, struct jinja_value step);
-int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name); /* -1 none, -2 forbidden */
+/* -1: none, and why. */
+int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name, enum jn_undef *why);
 struct jinja_value jn_call_method(struct jinja_ctx *c, const struct jn_bound *m, const struct jn_args *a);
 struct jinja_value jn_call_func(struct jinja_ctx *c, uint32_t func, const struct jn_args *a);
 struct jinja_value jn_call(struct jinja_ctx *c, struct jinja_value callee, const struct jn_args *a);
@@ -493,7 +487,6 @@ struct jinja_value jn_apply_filters(struct jinja_ctx *c, const struct jn_node *n
                                     struct jinja_value text);
 void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_scope *s, struct jn_args *out);
 struct jinja_value jn_call_macro(struct jinja_ctx *c, const struct jn_macro *m, const struct jn_args *a);
-struct jinja_value jn_loop_again(struct jinja_ctx *c, const struct jn_loop *l, struct jinja_value items);
 
 /* JSON (jinja/json.c) */
 struct jn_json_style {

@@ -11,11 +11,18 @@
  * Concatenation, slicing, trimming, splitting, replacing, case mapping, formatting and tojson keep origins.
  *
  * Known differences from the reference: integers are 64 bit (overflow is an error), except those of the
- * request and of from_json, which print and compare at any size; case mapping is per character (plus ß and
- * final sigma); generators are evaluated eagerly; a request variable stays visible to an inner scope where
- * the reference hides it because the outer scope assigns that name later; slicing a constant that can't be
- * sliced is always an error; `include import extends block do autoescape` are refused at parse time; the
- * filters filesizeformat pprint random striptags urlencode urlize wordwrap xmlattr do not exist. */
+ * request, of from_json and of int, which print and compare at any size; case mapping is per character (plus
+ * ß and final sigma); generators are evaluated eagerly; a request variable stays visible to an inner scope
+ * where the reference hides it because the outer scope assigns that name later; slicing a constant that can't
+ * be sliced is always an error; a macro may be called by `call` and ignore its caller.
+ *
+ * What no released template is known to use is refused, with an error that names it and its line: the
+ * statements include import extends block do autoescape trans print raw; recursive loops, varargs and kwargs
+ * of macros, `**`, subscripts of several expressions, other bases than ten; the filters abs attr batch center
+ * filesizeformat float forceescape pprint random round slice striptags sum truncate urlencode urlize
+ * wordcount wordwrap xmlattr; the tests escaped filter lower sameas test upper; cycler, loop.cycle,
+ * loop.changed; methods: see methods.c; widths, precisions and other types than s, r, d of '%', and all but
+ * {}, {0} and {name} of format(). */
 #ifndef KVASIR_JINJA_H
 #define KVASIR_JINJA_H
 

@@ -77,36 +77,6 @@ static const char *word_at(const char *p, const char *end, const char *word)
     return (size_t)(end - p) >= n && memcmp(p, word, n) == 0 ? p + n : NULL;
 }
 
-/* Is this "{% raw %}"? p points after "{%" and the sign. */
-static const char *raw_open(const char *p, const char *end)
-{
-    p = word_at(skip_space(p, end), end, "raw");
-    if (!p) return NULL;
-    p = skip_space(p, end);
-    if (end - p >= 3 && p[0] == '-' && p[1] == '%' && p[2] == '}') return skip_space(p + 3, end);
-    return end - p >= 2 && p[0] == '%' && p[1] == '}' ? p + 2 : NULL;
-}
-
-static void lex_raw(struct lex *x)
-{
-    for (const char *q = x->p; q + 1 < x->end; q++) {
-        if (q[0] != '{' || q[1] != '%') continue;
-        const char *r = q + 2;
-        char sign = 0;
-        if (r < x->end && (*r == '-' || *r == '+')) sign = *r++;
-        r = word_at(skip_space(r, x->end), x->end, "endraw");
-        if (!r) continue;
-        r = block_close(skip_space(r, x->end), x->end, '%');
-        if (!r) continue;
-        push_data(x, x->p, q, sign, false);
-        count_lines(x, q, r);
-        x->line_start = r[-1] == '\n';
-        x->p = r;
-        return;
-    }
-    lex_fail(x, "missing end of raw directive");
-}
-
 static void lex_comment(struct lex *x)
 {
     for (const char *q = x->p; q + 1 < x->end; q++) {
@@ -192,64 +162,32 @@ static void lex_string(struct lex *x)
     x->p = q + 1;
 }
 
-/* digits with single underscores between them; NULL if none */
-static const char *digits(const char *p, const char *end, int base)
+static const char *digits(const char *p, const char *end)
 {
-    const char *start = p;
-    while (p < end) {
-        const char *q = p;
-        if (*q == '_' && p > start && q + 1 < end) q++;
-        int d = hex_digit(*q);
-        if (d < 0 || d >= base) break;
-        p = q + 1;
-    }
-    return p > start ? p : NULL;
+    while (p < end && *p >= '0' && *p <= '9') p++;
+    return p;
 }
 
+/* Past an exponent; p if there is none. */
 static const char *exponent(const char *p, const char *end)
 {
-    if (p >= end || (*p | 32) != 'e') return NULL;
-    p++;
-    if (p < end && (*p == '+' || *p == '-')) p++;
-    return digits(p, end, 10);
+    if (p >= end || (*p | 32) != 'e') return p;
+    const char *from = p + 1 < end && (p[1] == '+' || p[1] == '-') ? p + 2 : p + 1, *to = digits(from, end);
+    return to > from ? to : p;
 }
 
 static bool lex_number(struct lex *x)
 {
-    const char *p = x->p, *end = x->end, *q = digits(p, end, 10), *r;
-    if (!q) return false;
-    if (p == x->src || p[-1] != '.') { /* `a.0.1`: two indexes, not a float */
-        const char *stop = NULL;
-        if (q < end && *q == '.' && (r = digits(q + 1, end, 10)) != NULL) {
-            stop = exponent(r, end);
-            if (!stop) stop = r;
-        } else {
-            stop = exponent(q, end);
-        }
-        if (stop) {
-            push(x, T_FLOAT, p, (size_t)(stop - p), NULL);
-            x->p = stop;
-            return true;
-        }
+    const char *from = x->p, *end = x->end, *whole = digits(from, end), *to = whole, *stop;
+    if (whole == from) return false;
+    if (from == x->src || from[-1] != '.') { /* `a.0.1`: two indexes, not a float */
+        if (to < end && *to == '.' && (stop = digits(to + 1, end)) > to + 1) to = stop;
+        to = exponent(to, end);
     }
-    if (*p == '0') {
-        static const char letters[] = "bBoOxX";
-        static const int bases[] = {2, 2, 8, 8, 16, 16};
-        const char *l = p + 1 < end ? memchr(letters, p[1], 6) : NULL;
-        if (l) {
-            r = p + 2 < end && p[2] == '_' ? p + 3 : p + 2;
-            r = digits(r, end, bases[l - letters]);
-            if (r) {
-                push(x, T_INT, p, (size_t)(r - p), NULL);
-                x->p = r;
-                return true;
-            }
-        }
-        for (q = p + 1; q < end && (*q == '0' || (*q == '_' && q + 1 < end && q[1] == '0')); q++) {
-        }
-    }
-    push(x, T_INT, p, (size_t)(q - p), NULL);
-    x->p = q;
+    if (to < end && (*to == '_' || (*from == '0' && to == from + 1 && strchr("xXoObB", *to) && *to)))
+        lex_fail(x, "numbers with underscores or another base than ten are not supported");
+    push(x, to > whole ? T_FLOAT : T_INT, from, (size_t)(to - from), NULL);
+    x->p = to;
     return true;
 }
 
@@ -337,18 +275,12 @@ void jn_lex(struct jn_base *b, const char *src, size_t len, struct jn_tokens *ou
         const char *r = q + 2;
         if (r < x.end && (*r == '-' || *r == '+')) sign = *r++;
         push_data(&x, x.p, q, sign, kind == '{');
-        const char *raw = kind == '%' ? raw_open(r, x.end) : NULL;
         x.line_start = false;
-        if (raw) {
-            count_lines(&x, q, raw);
-            x.line_start = raw[-1] == '\n';
-            x.p = raw;
-            lex_raw(&x);
-        } else {
-            x.p = r;
-            if (kind == '#') lex_comment(&x);
-            else lex_tag(&x, kind == '{');
-        }
+        x.p = r;
+        if (kind == '%' && word_at(skip_space(r, x.end), x.end, "raw"))
+            lex_fail(&x, "the statement 'raw' is not supported");
+        if (kind == '#') lex_comment(&x);
+        else lex_tag(&x, kind == '{');
     }
     push(&x, T_EOF, x.end, 0, NULL);
 }

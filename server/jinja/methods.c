@@ -1,9 +1,11 @@
-/* Methods of strings, dicts, lists and tuples, loops, cyclers (one table says which types have which;
- * Python's semantics), and the global functions. */
+/* Methods of strings and dicts (one table says which types have which; Python's semantics), and the global
+ * functions. */
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <time.h>
 
 #define ON(t_)  (1u << (t_))
@@ -13,55 +15,36 @@
  * Python allows keywords; positional-only ones have names that no template can write. */
 #define METHODS(M)                                                                                           \
     M(CAPITALIZE, "capitalize", ON(JN_STR), 0, 0, 0)                                                         \
-    M(CASEFOLD, "casefold", ON(JN_STR), 0, 0, 0)                                                             \
-    M(CENTER, "center", ON(JN_STR), 2, 1, "-", "-")                                                          \
-    M(COUNT, "count", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
-    M(ENDSWITH, "endswith", ON(JN_STR), 3, 1, "-", "-", "-")                                                 \
-    M(FIND, "find", ON(JN_STR), 3, 1, "-", "-", "-")                                                         \
+    M(ENDSWITH, "endswith", ON(JN_STR), 1, 1, "-")                                                           \
+    M(FIND, "find", ON(JN_STR), 1, 1, "-")                                                                   \
     M(FORMAT, "format", ON(JN_STR), 0, 0, 0)                                                                 \
-    M(FORMAT_MAP, "format_map", ON(JN_STR), 0, 0, 0)                                                         \
-    M(INDEX, "index", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
     M(ISALNUM, "isalnum", ON(JN_STR), 0, 0, 0)                                                               \
     M(ISALPHA, "isalpha", ON(JN_STR), 0, 0, 0)                                                               \
     M(ISASCII, "isascii", ON(JN_STR), 0, 0, 0)                                                               \
     M(ISDECIMAL, "isdecimal", ON(JN_STR), 0, 0, 0)                                                           \
     M(ISDIGIT, "isdigit", ON(JN_STR), 0, 0, 0)                                                               \
-    M(ISLOWER, "islower", ON(JN_STR), 0, 0, 0)                                                               \
     M(ISSPACE, "isspace", ON(JN_STR), 0, 0, 0)                                                               \
-    M(ISUPPER, "isupper", ON(JN_STR), 0, 0, 0)                                                               \
     M(JOIN, "join", ON(JN_STR), 1, 1, "-")                                                                   \
-    M(LJUST, "ljust", ON(JN_STR), 2, 1, "-", "-")                                                            \
     M(LOWER, "lower", ON(JN_STR), 0, 0, 0)                                                                   \
     M(LSTRIP, "lstrip", ON(JN_STR), 1, 0, "-")                                                               \
     M(PARTITION, "partition", ON(JN_STR), 1, 1, "-")                                                         \
     M(REMOVEPREFIX, "removeprefix", ON(JN_STR), 1, 1, "-")                                                   \
     M(REMOVESUFFIX, "removesuffix", ON(JN_STR), 1, 1, "-")                                                   \
     M(REPLACE, "replace", ON(JN_STR), 3, 2, "-", "-", "-")                                                   \
-    M(RFIND, "rfind", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
-    M(RINDEX, "rindex", ON(JN_STR), 3, 1, "-", "-", "-")                                                     \
-    M(RJUST, "rjust", ON(JN_STR), 2, 1, "-", "-")                                                            \
+    M(RFIND, "rfind", ON(JN_STR), 1, 1, "-")                                                                 \
     M(RPARTITION, "rpartition", ON(JN_STR), 1, 1, "-")                                                       \
     M(RSPLIT, "rsplit", ON(JN_STR), 2, 0, "sep", "maxsplit")                                                 \
     M(RSTRIP, "rstrip", ON(JN_STR), 1, 0, "-")                                                               \
     M(SPLIT, "split", ON(JN_STR), 2, 0, "sep", "maxsplit")                                                   \
     M(SPLITLINES, "splitlines", ON(JN_STR), 1, 0, "keepends")                                                \
-    M(STARTSWITH, "startswith", ON(JN_STR), 3, 1, "-", "-", "-")                                             \
+    M(STARTSWITH, "startswith", ON(JN_STR), 1, 1, "-")                                                       \
     M(STRIP, "strip", ON(JN_STR), 1, 0, "-")                                                                 \
-    M(SWAPCASE, "swapcase", ON(JN_STR), 0, 0, 0)                                                             \
     M(TITLE, "title", ON(JN_STR), 0, 0, 0)                                                                   \
     M(UPPER, "upper", ON(JN_STR), 0, 0, 0)                                                                   \
-    M(ZFILL, "zfill", ON(JN_STR), 1, 1, "-")                                                                 \
     M(GET, "get", ON(JN_DICT), 2, 1, "-", "-")                                                               \
     M(ITEMS, "items", ON(JN_DICT), 0, 0, 0)                                                                  \
     M(KEYS, "keys", ON(JN_DICT), 0, 0, 0)                                                                    \
-    M(VALUES, "values", ON(JN_DICT), 0, 0, 0)                                                                \
-    M(COPY, "copy", ON(JN_DICT) | ON(JN_LIST), 0, 0, 0)                                                      \
-    M(SEQ_COUNT, "count", ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), 1, 1, "-")                              \
-    M(SEQ_INDEX, "index", ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), 1, 1, "-")                              \
-    M(CYCLE, "cycle", ON(JN_LOOP), 0, 0, 0)                                                                  \
-    M(CHANGED, "changed", ON(JN_LOOP), 0, 0, 0)                                                              \
-    M(NEXT, "next", ON(JN_CYCLER), 0, 0, 0)                                                                  \
-    M(RESET, "reset", ON(JN_CYCLER), 0, 0, 0)
+    M(VALUES, "values", ON(JN_DICT), 0, 0, 0)
 #define M(id, ...) M_##id,
 enum method_id { METHODS(M) };
 #undef M
@@ -79,40 +62,35 @@ static bool name_is(const struct jinja_str *s, const char *name)
     return s->len == strlen(name) && memcmp(s->p, name, s->len) == 0;
 }
 
-int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name)
+/* Of Python's methods: what the reference's sandbox forbids, and what no template is known to use. */
+static const struct {
+    uint32_t types;
+    enum jn_undef kind;
+    const char *names;
+} absent[] = {
+    {ON(JN_LIST), JN_U_UNSAFE, " append clear pop reverse insert sort extend remove "},
+    {ON(JN_DICT), JN_U_UNSAFE, " clear pop popitem setdefault update fromkeys "},
+    {ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), JN_U_ABSENT, " count index copy "},
+    {ON(JN_DICT), JN_U_ABSENT, " copy "},
+    {ON(JN_LOOP), JN_U_ABSENT, " cycle changed "},
+    {ON(JN_STR), JN_U_ABSENT,
+     " casefold center count encode expandtabs format_map index isidentifier islower isnumeric isprintable "
+     "istitle isupper ljust maketrans rindex rjust swapcase translate zfill "},
+};
+
+int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name, enum jn_undef *why)
 {
-    static const char *const list_forbidden[] = {"append", "clear",  "pop",    "reverse", "insert",
-                                                 "sort",   "extend", "remove", NULL};
-    static const char *const dict_forbidden[] = {"clear",  "pop",      "popitem", "setdefault",
-                                                 "update", "fromkeys", NULL};
+    char word[32];
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         if ((methods[i].types & ON(self.type)) && name_is(name, methods[i].name)) return (int32_t)i;
-    const char *const *f = self.type == JN_LIST   ? list_forbidden
-                           : self.type == JN_DICT ? dict_forbidden
-                                                  : NULL;
-    for (; f && *f; f++)
-        if (name_is(name, *f)) return -2;
+    *why = JN_U_ATTR;
+    snprintf(word, sizeof word, " %.*s ", (int)(name->len < 28 ? name->len : 0), name->p);
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        if ((absent[i].types & ON(self.type)) && strstr(absent[i].names, word)) *why = absent[i].kind;
     return -1;
 }
 
 /* ---- strings: searching ---- */
-
-/* The optional [start, end) of find, count, startswith ... in bytes of s; false if the window can't contain a
- * match. */
-static bool window(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *args,
-                   size_t *from, size_t *to)
-{
-    int64_t n = s->chars, a = 0, b = n;
-    if (args[0].type != JN_MISSING && args[0].type != JN_NONE) a = jn_want_int(c, "start", args[0]);
-    if (args[1].type != JN_MISSING && args[1].type != JN_NONE) b = jn_want_int(c, "end", args[1]);
-    if (a < 0) a = a + n < 0 ? 0 : a + n;
-    if (b < 0) b = b + n < 0 ? 0 : b + n;
-    if (b > n) b = n;
-    if (a > b) return false;
-    *from = jn_byte_of_char(s, (size_t)a);
-    *to = jn_byte_of_char(s, (size_t)b);
-    return true;
-}
 
 static const char *last_hit(struct jinja_ctx *c, const char *p, size_t len, const struct jinja_str *sub)
 {
@@ -127,54 +105,26 @@ static const char *last_hit(struct jinja_ctx *c, const char *p, size_t len, cons
     }
 }
 
-static struct jinja_value find(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg,
-                               bool last, bool must)
+static struct jinja_value find(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value what,
+                               bool last)
 {
-    const struct jinja_str *sub = jn_want_str(c, "find", arg[0]);
-    size_t from, to;
-    const char *hit = NULL;
+    const struct jinja_str *sub = jn_want_str(c, "find", what);
     jn_charge(c, s->len);
-    if (window(c, s, arg + 1, &from, &to)) {
-        if (last) hit = last_hit(c, s->p + from, to - from, sub);
-        else hit = sub->len ? memmem(s->p + from, to - from, sub->p, sub->len) : s->p + from;
-    }
-    if (!hit && must) jn_error(c, "substring not found");
+    const char *hit = last ? last_hit(c, s->p, s->len, sub) : memmem(s->p, s->len, sub->p, sub->len);
     return JN_V(JN_INT, i, hit ? (int64_t)jn_char_of_byte(s, (size_t)(hit - s->p)) : -1);
 }
 
-static struct jinja_value count_sub(struct jinja_ctx *c, const struct jinja_str *s,
-                                    const struct jinja_value *arg)
+static bool has_affix(const struct jinja_str *s, const struct jinja_str *affix, bool end)
 {
-    const struct jinja_str *sub = jn_want_str(c, "count", arg[0]);
-    size_t from, to;
-    int64_t n = 0;
-    jn_charge(c, s->len);
-    if (!window(c, s, arg + 1, &from, &to)) return JN_V(JN_INT, i, 0);
-    if (!sub->len) return JN_V(JN_INT, i, (int64_t)jn_count_chars(s->p + from, to - from) + 1);
-    for (const char *hit; (hit = memmem(s->p + from, to - from, sub->p, sub->len)) != NULL; n++)
-        from = (size_t)(hit - s->p) + sub->len;
-    return JN_V(JN_INT, i, n);
+    return affix->len <= s->len && memcmp(s->p + (end ? s->len - affix->len : 0), affix->p, affix->len) == 0;
 }
 
-static bool has_affix(const struct jinja_str *s, size_t from, size_t to, const struct jinja_str *affix,
-                      bool end)
+static struct jinja_value starts_ends(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value what,
+                                      bool end)
 {
-    if (affix->len > to - from) return false;
-    return memcmp(s->p + (end ? to - affix->len : from), affix->p, affix->len) == 0;
-}
-
-static struct jinja_value starts_ends(struct jinja_ctx *c, const struct jinja_str *s,
-                                      const struct jinja_value *arg, bool end)
-{
-    size_t from, to;
-    bool open = window(c, s, arg + 1, &from, &to), hit = false;
-    if (arg[0].type == JN_TUPLE) {
-        for (uint32_t i = 0; i < arg[0].u.l->count && !hit; i++)
-            hit = open && has_affix(s, from, to, jn_want_str(c, "affix", arg[0].u.l->v[i]), end);
-    } else {
-        const struct jinja_str *affix = jn_want_str(c, "first arg", arg[0]);
-        hit = open && has_affix(s, from, to, affix, end);
-    }
+    bool many = what.type == JN_TUPLE, hit = false;
+    for (uint32_t i = 0; i < (many ? what.u.l->count : 1) && !hit; i++)
+        hit = has_affix(s, jn_want_str(c, "affix", many ? what.u.l->v[i] : what), end);
     return JN_V(JN_BOOL, i, hit);
 }
 
@@ -195,18 +145,6 @@ static void split_space(struct jinja_ctx *c, const struct jinja_str *s, int64_t 
         jn_list_push(c, out, jn_slice_bytes(c, s, (size_t)(p - s->p), (size_t)(q - s->p)));
         p = q;
     }
-}
-
-static void rsplit_space(struct jinja_ctx *c, const struct jinja_str *s, int64_t max, struct jinja_list *out)
-{
-    struct jinja_list all = {0};
-    split_space(c, s, INT64_MAX, &all);
-    uint32_t keep = max < (int64_t)all.count ? (uint32_t)max : all.count;
-    if (keep < all.count) { /* everything before the last `keep` words is one element */
-        const struct jinja_str *last = all.v[all.count - keep - 1].u.s;
-        jn_list_push(c, out, jn_slice_bytes(c, s, 0, (size_t)(last->p - s->p) + last->len));
-    }
-    for (uint32_t i = all.count - keep; i < all.count; i++) jn_list_push(c, out, all.v[i]);
 }
 
 static void split_sep(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_str *sep,
@@ -247,8 +185,8 @@ static struct jinja_value split(struct jinja_ctx *c, const struct jinja_str *s, 
     if (max < 0) max = INT64_MAX;
     jn_charge(c, s->len);
     if (arg[0].type == JN_MISSING || arg[0].type == JN_NONE) {
-        if (right) rsplit_space(c, s, max, out.u.l);
-        else split_space(c, s, max, out.u.l);
+        if (right) jn_error(c, "rsplit() without a separator is not supported");
+        split_space(c, s, max, out.u.l);
         return out;
     }
     const struct jinja_str *sep = jn_want_str(c, "separator", arg[0]);
@@ -283,9 +221,9 @@ static struct jinja_value join(struct jinja_ctx *c, const struct jinja_str *sep,
     return jn_sb_value(c, &sb);
 }
 
-/* ---- strings: mapping, padding, classes ---- */
+/* ---- strings: mapping, classes ---- */
 
-static struct jinja_value recase(struct jinja_ctx *c, const struct jinja_str *s, bool title)
+static struct jinja_value title(struct jinja_ctx *c, const struct jinja_str *s)
 {
     struct jn_sb sb = jn_sb_new(c);
     const char *end = s->p + s->len, *next;
@@ -293,37 +231,10 @@ static struct jinja_value recase(struct jinja_ctx *c, const struct jinja_str *s,
     for (const char *p = s->p; p < end; p = next) {
         uint32_t cp = jn_decode(p, end, &next);
         char out[4];
-        int k = jn_case_of(cp);
-        uint32_t to = title    ? (inside ? jn_to_lower(cp) : jn_to_title(cp))
-                      : k == 1 ? jn_to_upper(cp)
-                               : jn_to_lower(cp);
-        inside = k != 0;
-        jn_sb_bytes(c, &sb, out, utf8_encode(to, out), jn_origin_at(s, (size_t)(p - s->p)));
+        size_t n = utf8_encode(inside ? jn_to_lower(cp) : jn_to_title(cp), out);
+        inside = jn_case_of(cp) != 0;
+        jn_sb_bytes(c, &sb, out, n, jn_origin_at(s, (size_t)(p - s->p)));
     }
-    return jn_sb_value(c, &sb);
-}
-
-static void pad(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *fill, int64_t count)
-{
-    for (; count > 0; count--) jn_sb_str(c, sb, fill);
-}
-
-static struct jinja_value justify(struct jinja_ctx *c, const struct jinja_str *s,
-                                  const struct jinja_value *arg, int32_t method)
-{
-    int64_t width = jn_want_int(c, "width", arg[0]), room = width - s->chars, left;
-    struct jinja_value space = jn_lit(c, method == M_ZFILL ? "0" : " ");
-    const struct jinja_str *fill =
-        method != M_ZFILL && arg[1].type != JN_MISSING ? jn_want_str(c, "fill character", arg[1]) : space.u.s;
-    if (fill->chars != 1) jn_error(c, "the fill character must be exactly one character long");
-    if (room < 0) room = 0;
-    left = method == M_LJUST ? 0 : method == M_CENTER ? room / 2 + (room & width & 1) : room;
-    struct jn_sb sb = jn_sb_new(c);
-    size_t sign = method == M_ZFILL && s->len && (s->p[0] == '+' || s->p[0] == '-') ? 1 : 0;
-    jn_sb_slice(c, &sb, s, 0, sign);
-    pad(c, &sb, fill, left);
-    jn_sb_slice(c, &sb, s, sign, s->len);
-    pad(c, &sb, fill, room - left);
     return jn_sb_value(c, &sb);
 }
 
@@ -347,7 +258,7 @@ static struct jinja_value remove_affix(struct jinja_ctx *c, const struct jinja_s
                                        bool end)
 {
     const struct jinja_str *affix = jn_want_str(c, "affix", v);
-    if (!has_affix(s, 0, s->len, affix, end)) return jn_slice_bytes(c, s, 0, s->len);
+    if (!has_affix(s, affix, end)) return jn_slice_bytes(c, s, 0, s->len);
     return end ? jn_slice_bytes(c, s, 0, s->len - affix->len) : jn_slice_bytes(c, s, affix->len, s->len);
 }
 
@@ -356,26 +267,13 @@ static struct jinja_value call_string(struct jinja_ctx *c, const struct jinja_st
 {
     switch (method) {
     case M_CAPITALIZE: return jn_capitalize(c, s);
-    case M_CASEFOLD:
     case M_LOWER: return jn_lower(c, s);
     case M_UPPER: return jn_upper(c, s);
-    case M_TITLE:
-    case M_SWAPCASE: return recase(c, s, method == M_TITLE);
-    case M_CENTER:
-    case M_LJUST:
-    case M_RJUST:
-    case M_ZFILL: return justify(c, s, arg, method);
-    case M_COUNT: return count_sub(c, s, arg);
+    case M_TITLE: return title(c, s);
     case M_STARTSWITH:
-    case M_ENDSWITH: return starts_ends(c, s, arg, method == M_ENDSWITH);
+    case M_ENDSWITH: return starts_ends(c, s, arg[0], method == M_ENDSWITH);
     case M_FIND:
-    case M_RFIND:
-    case M_INDEX:
-    case M_RINDEX:
-        return find(c, s, arg, method == M_RFIND || method == M_RINDEX,
-                    method == M_INDEX || method == M_RINDEX);
-    case M_ISLOWER:
-    case M_ISUPPER: return JN_V(JN_BOOL, i, jn_str_cased(c, s) == (method == M_ISLOWER ? 1 : 2));
+    case M_RFIND: return find(c, s, arg[0], method == M_RFIND);
     case M_JOIN: return join(c, s, arg[0]);
     case M_STRIP:
     case M_LSTRIP:
@@ -394,39 +292,10 @@ static struct jinja_value call_string(struct jinja_ctx *c, const struct jinja_st
     }
 }
 
-/* ---- containers ---- */
-
-static struct jinja_value call_sequence(struct jinja_ctx *c, struct jinja_value self, int32_t method,
-                                        struct jinja_value item)
-{
-    const struct jinja_list *l = jn_items_of(c, self);
-    int64_t n = 0;
-    for (uint32_t i = 0; i < l->count; i++) {
-        if (!jn_equal(c, l->v[i], item)) continue;
-        if (method == M_SEQ_INDEX) return JN_V(JN_INT, i, i);
-        n++;
-    }
-    if (method == M_SEQ_INDEX) jn_error(c, "the value is not in the list");
-    return JN_V(JN_INT, i, n);
-}
-
-static struct jinja_value copy_of(struct jinja_ctx *c, struct jinja_value self)
-{
-    struct jinja_value out = self.type == JN_LIST ? jn_new_list(c, JN_LIST, self.u.l->count) : jn_new_dict(c);
-    out.origin = self.origin;
-    if (self.type == JN_LIST)
-        for (uint32_t i = 0; i < self.u.l->count; i++) jn_list_push(c, out.u.l, self.u.l->v[i]);
-    else
-        for (uint32_t i = 0; i < self.u.d->count; i++)
-            jn_dict_put(c, out.u.d, self.u.d->k[i], self.u.d->v[i]);
-    return out;
-}
-
 static struct jinja_value call_dict(struct jinja_ctx *c, struct jinja_value self, int32_t method,
                                     const struct jinja_value *arg)
 {
     struct jinja_value out;
-    if (method == M_COPY) return copy_of(c, self);
     if (method == M_GET) {
         if (jn_dict_find(c, self.u.d, arg[0], &out)) return out;
         return arg[1].type == JN_MISSING ? JN_V(JN_NONE, i, 0) : arg[1];
@@ -437,52 +306,23 @@ static struct jinja_value call_dict(struct jinja_ctx *c, struct jinja_value self
     return out;
 }
 
-static struct jinja_value call_loop(struct jinja_ctx *c, struct jn_loop *l, int32_t method,
-                                    const struct jn_args *a)
-{
-    if (a->kw_count) jn_error(c, "loop.%s() takes no keyword arguments", methods[method].name);
-    if (method == M_CYCLE) {
-        if (!a->count) jn_error(c, "no items for cycling given");
-        return a->pos[l->index0 % a->count];
-    }
-    struct jinja_value now = jn_new_list(c, JN_TUPLE, a->count);
-    for (uint32_t i = 0; i < a->count; i++) jn_list_push(c, now.u.l, a->pos[i]);
-    bool changed = l->changed.type == JN_MISSING || !jn_equal(c, l->changed, now);
-    if (changed) l->changed = now;
-    return JN_V(JN_BOOL, i, changed);
-}
-
 struct jinja_value jn_call_method(struct jinja_ctx *c, const struct jn_bound *m, const struct jn_args *a)
 {
     const struct method *d = &methods[m->method];
     struct jinja_value arg[ARG_MAX];
+    ASSERT(d->types & ON(m->self.type));
     if (m->method == M_FORMAT) return jn_str_format(c, m->self.u.s, a);
-    if (m->method == M_FORMAT_MAP) {
-        const struct jinja_dict *map = a->count == 1 && a->pos[0].type == JN_DICT ? a->pos[0].u.d : NULL;
-        if (!map) jn_error(c, "format_map() takes one mapping");
-        return jn_str_format(c, m->self.u.s, &(struct jn_args){0, 0, map->k, map->v, map->count});
-    }
-    if (m->self.type == JN_LOOP) return call_loop(c, m->self.u.p, m->method, a);
     jn_bind(c, d->name, a, d->params, d->args_max, d->required, arg);
     for (uint32_t i = d->args_max; i < ARG_MAX; i++) arg[i] = JN_V(JN_MISSING, i, 0);
     if (m->self.type == JN_STR) return call_string(c, m->self.u.s, m->method, arg);
-    if (m->self.type == JN_DICT) return call_dict(c, m->self, m->method, arg);
-    if (m->self.type == JN_CYCLER) {
-        struct jn_cycler *cy = m->self.u.p;
-        if (cy->joiner) jn_error(c, "'Joiner' object has no such method");
-        struct jinja_value now = cy->items->v[cy->pos];
-        cy->pos = m->method == M_RESET ? 0 : (cy->pos + 1) % cy->items->count;
-        return m->method == M_RESET ? JN_V(JN_NONE, i, 0) : now;
-    }
-    if (m->method == M_COPY) return copy_of(c, m->self);
-    return call_sequence(c, m->self, m->method, arg[0]);
+    return call_dict(c, m->self, m->method, arg);
 }
 
-/* ---- global functions: range, dict, namespace, cycler, joiner, raise_exception, strftime_now ---- */
+/* ---- global functions: range, dict, namespace, joiner, raise_exception, strftime_now ---- */
 
-enum func_id { F_RANGE, F_DICT, F_NAMESPACE, F_CYCLER, F_JOINER, F_RAISE, F_STRFTIME, F_COUNT };
-static const char *const func_names[F_COUNT] = {
-    "range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"};
+enum func_id { F_RANGE, F_DICT, F_NAMESPACE, F_JOINER, F_RAISE, F_STRFTIME, F_COUNT };
+static const char *const func_names[F_COUNT] = {"range",           "dict",        "namespace", "joiner",
+                                                "raise_exception", "strftime_now"};
 
 void jn_define_globals(struct jinja_ctx *c)
 {
@@ -549,20 +389,14 @@ static struct jinja_value make_namespace(struct jinja_ctx *c, const struct jn_ar
     return d;
 }
 
-static struct jinja_value make_cycler(struct jinja_ctx *c, const struct jn_args *a, bool joiner)
+static struct jinja_value make_joiner(struct jinja_ctx *c, const struct jn_args *a)
 {
-    struct jn_cycler *cy = jn_alloc(&c->base, sizeof *cy);
-    *cy = (struct jn_cycler){.joiner = joiner};
-    if (joiner) {
-        static const char *const params[] = {"sep"};
-        jn_bind(c, "joiner", a, params, 1, 0, &cy->sep);
-        if (cy->sep.type == JN_MISSING) cy->sep = jn_lit(c, ", ");
-    } else {
-        if (!a->count || a->kw_count) jn_error(c, "at least one item has to be provided");
-        cy->items = jn_new_list(c, JN_LIST, a->count).u.l;
-        for (uint32_t i = 0; i < a->count; i++) jn_list_push(c, cy->items, a->pos[i]);
-    }
-    return JN_V(JN_CYCLER, p, cy);
+    static const char *const params[] = {"sep"};
+    struct jn_joiner *j = jn_alloc(&c->base, sizeof *j);
+    *j = (struct jn_joiner){.used = false};
+    jn_bind(c, "joiner", a, params, 1, 0, &j->sep);
+    if (j->sep.type == JN_MISSING) j->sep = jn_lit(c, ", ");
+    return JN_V(JN_JOINER, p, j);
 }
 
 /* ---- time ---- */
@@ -609,8 +443,7 @@ struct jinja_value jn_call_func(struct jinja_ctx *c, uint32_t func, const struct
     case F_RANGE: return make_range(c, a);
     case F_DICT: return make_dict(c, a, "dict");
     case F_NAMESPACE: return make_namespace(c, a);
-    case F_CYCLER: return make_cycler(c, a, false);
-    case F_JOINER: return make_cycler(c, a, true);
+    case F_JOINER: return make_joiner(c, a);
     case F_STRFTIME: return strftime_now(c, a);
     default:
         jn_bind(c, "raise_exception", a, message, 1, 1, &v);

@@ -1,6 +1,5 @@
-/* Tokens -> expression trees: Jinja2's grammar and precedence (`~` binds tighter than `+`, `**` is
- * left-associative and looser than a sign, filters and tests bind to the operand before them). Statements are
- * in jinja/stmt.c. */
+/* Tokens -> expression trees: Jinja2's grammar and precedence (`~` binds tighter than `+`, filters and
+ * tests bind to the operand before them). Statements are in jinja/stmt.c. */
 #include "server/jinja/internal.h"
 
 #include <errno.h>
@@ -70,7 +69,7 @@ bool jn_skip_name(struct jn_parser *p, const char *name)
     return true;
 }
 
-static void deeper(struct jn_parser *p)
+void jn_deeper(struct jn_parser *p)
 {
     if (++p->depth > p->b->limits.parse_depth_max) {
         p->b->line = p->tok->line;
@@ -121,32 +120,19 @@ static struct jn_node *binary(struct jn_parser *p, enum jn_op op, struct jn_node
 
 static struct jinja_value int_value(struct jn_parser *p, const struct jn_token *t)
 {
-    int base = 10;
-    uint32_t i = 0;
-    if (t->len > 2 && t->p[0] == '0' && (t->p[1] | 32) >= 'a') {
-        base = (t->p[1] | 32) == 'x' ? 16 : (t->p[1] | 32) == 'o' ? 8 : 2;
-        i = 2;
-    }
     int64_t v = 0;
-    for (; i < t->len; i++) {
-        if (t->p[i] == '_') continue;
-        int d = t->p[i] <= '9' ? t->p[i] - '0' : (t->p[i] | 32) - 'a' + 10;
-        if (__builtin_mul_overflow(v, base, &v) || __builtin_add_overflow(v, d, &v))
+    for (uint32_t i = 0; i < t->len; i++)
+        if (__builtin_mul_overflow(v, 10, &v) || __builtin_add_overflow(v, t->p[i] - '0', &v))
             jn_syntax(p, "an integer literal does not fit into 64 bits");
-    }
     return JN_V(JN_INT, i, v);
 }
 
 static struct jinja_value float_value(struct jn_parser *p, const struct jn_token *t)
 {
     char text[400];
-    size_t n = 0;
-    for (uint32_t i = 0; i < t->len; i++) {
-        if (t->p[i] == '_') continue;
-        if (n == sizeof text - 1) jn_syntax(p, "a number is too long");
-        text[n++] = t->p[i];
-    }
-    text[n] = '\0';
+    if (t->len >= sizeof text) jn_syntax(p, "a number is too long");
+    memcpy(text, t->p, t->len);
+    text[t->len] = '\0';
     return JN_V(JN_FLOAT, f, strtod(text, NULL));
 }
 
@@ -207,7 +193,9 @@ static struct jn_node *parse_name(struct jn_parser *p, bool target)
     } else {
         n->kind = K_NAME;
         n->sym = jn_intern(p->t, t->p, t->len);
-        if (!target) p->t->syms[n->sym].read = true;
+        *(target ? &p->t->syms[n->sym].given : &p->t->syms[n->sym].read) = true;
+        if (p->in_macro && !p->t->syms[n->sym].given && (tok_is(t, "varargs") || tok_is(t, "kwargs")))
+            jn_syntax(p, "'%.*s' of a macro is not supported", (int)t->len, t->p);
     }
     return n;
 }
@@ -238,7 +226,7 @@ struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, con
 {
     struct jn_nodes items = {0};
     bool is_tuple = false;
-    deeper(p);
+    jn_deeper(p);
     for (;;) {
         if (items.count) jn_expect_op(p, ",");
         if (p->tok->type == T_VAR_END || p->tok->type == T_BLOCK_END || jn_is_op(p, ")") ||
@@ -308,60 +296,42 @@ static struct jn_node *parse_subscript(struct jn_parser *p, struct jn_node *obj)
         return n;
     }
     jn_expect_op(p, "[");
-    struct jn_nodes args = {0};
-    while (!jn_is_op(p, "]")) {
-        if (args.count) jn_expect_op(p, ",");
-        jn_push_node(p, &args, parse_subscribed(p));
-    }
-    p->tok++;
-    if (args.count == 1) {
-        n->b = args.v[0];
-    } else {
-        for (uint32_t i = 0; i < args.count; i++)
-            if (args.v[i]->kind == K_SLICE)
-                jn_syntax(p, "slices with more than one dimension are not supported");
-        n->b = jn_new_node(p, K_TUPLE);
-        n->b->list = args;
-    }
+    n->b = parse_subscribed(p);
+    if (jn_is_op(p, ",")) jn_syntax(p, "subscripts of more than one expression are not supported");
+    jn_expect_op(p, "]");
     return n;
 }
 
-/* "(" arguments ")": positional, then *a, keywords, **k. */
+/* "(" arguments ")": positional, then *a and keywords. */
 static struct jn_nodes parse_args(struct jn_parser *p)
 {
     struct jn_nodes args = {0};
-    bool keyword = false, star = false, dstar = false;
+    bool named = false;
     jn_expect_op(p, "(");
-    deeper(p);
+    jn_deeper(p);
     while (!jn_is_op(p, ")")) {
         if (args.count) {
             jn_expect_op(p, ",");
             if (jn_is_op(p, ")")) break;
         }
-        struct jn_node *n;
-        if (jn_is_op(p, "*") || jn_is_op(p, "**")) {
-            bool twice = jn_is_op(p, "**");
-            if (dstar || (star && !twice)) jn_syntax(p, "invalid syntax for function call expression");
-            n = jn_new_node(p, twice ? K_DSTAR : K_STAR);
+        struct jn_node *n = NULL;
+        if (jn_is_op(p, "**")) jn_syntax(p, "'**' in a call is not supported");
+        if (jn_is_op(p, "*")) {
+            n = jn_new_node(p, K_STAR);
             p->tok++;
-            n->a = jn_parse_expr(p, true);
-            star |= !twice;
-            dstar |= twice;
         } else if (p->tok->type == T_NAME && p->tok[1].type == T_OP && strcmp(p->tok[1].op, "=") == 0) {
-            if (dstar) jn_syntax(p, "invalid syntax for function call expression");
             n = jn_new_node(p, K_KWARG);
             n->value = jn_const_str(p->b, p->tok->p, p->tok->len);
             for (uint32_t i = 0; i < args.count; i++)
                 if (args.v[i]->kind == K_KWARG && jn_str_cmp(args.v[i]->value.u.s, n->value.u.s) == 0)
                     jn_syntax(p, "a keyword argument is repeated");
             p->tok += 2;
-            n->a = jn_parse_expr(p, true);
-            keyword = true;
-        } else {
-            if (keyword || star || dstar) jn_syntax(p, "invalid syntax for function call expression");
-            n = jn_parse_expr(p, true);
+        } else if (named) {
+            jn_syntax(p, "invalid syntax for function call expression");
         }
-        jn_push_node(p, &args, n);
+        named = named || n;
+        if (n) n->a = jn_parse_expr(p, true);
+        jn_push_node(p, &args, n ? n : jn_parse_expr(p, true));
     }
     p->depth--;
     jn_expect_op(p, ")");
@@ -447,7 +417,7 @@ static struct jn_node *parse_postfix(struct jn_parser *p, struct jn_node *n)
 static struct jn_node *parse_unary(struct jn_parser *p, bool with_filter)
 {
     struct jn_node *n;
-    deeper(p);
+    jn_deeper(p);
     if (jn_is_op(p, "-") || jn_is_op(p, "+")) {
         n = jn_new_node(p, jn_is_op(p, "-") ? K_NEG : K_POS);
         p->tok++;
@@ -468,23 +438,22 @@ static struct jn_node *parse_unary(struct jn_parser *p, bool with_filter)
 
 /* ---- operators, from tight to loose ---- */
 
-static struct jn_node *parse_pow(struct jn_parser *p)
+static enum jn_op skip_one_of(struct jn_parser *p, const char *const ops[], const enum jn_op kinds[])
 {
-    struct jn_node *n = parse_unary(p, true);
-    while (jn_skip_op(p, "**")) n = binary(p, OP_POW, n, parse_unary(p, true));
-    return n;
+    for (size_t i = 0; ops[i]; i++)
+        if (jn_skip_op(p, ops[i])) return kinds[i];
+    return OP_NONE;
 }
 
 static struct jn_node *parse_product(struct jn_parser *p)
 {
-    struct jn_node *n = parse_pow(p);
-    for (;;) {
-        if (jn_skip_op(p, "*")) n = binary(p, OP_MUL, n, parse_pow(p));
-        else if (jn_skip_op(p, "/")) n = binary(p, OP_DIV, n, parse_pow(p));
-        else if (jn_skip_op(p, "//")) n = binary(p, OP_FLOORDIV, n, parse_pow(p));
-        else if (jn_skip_op(p, "%")) n = binary(p, OP_MOD, n, parse_pow(p));
-        else return n;
-    }
+    static const char *const ops[] = {"*", "/", "//", "%", NULL};
+    static const enum jn_op kinds[] = {OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD};
+    struct jn_node *n = parse_unary(p, true);
+    for (enum jn_op op; (op = skip_one_of(p, ops, kinds)) != OP_NONE;)
+        n = binary(p, op, n, parse_unary(p, true));
+    if (jn_is_op(p, "**")) jn_syntax(p, "the operator '**' is not supported");
+    return n;
 }
 
 static struct jn_node *parse_concat(struct jn_parser *p)
@@ -499,43 +468,27 @@ static struct jn_node *parse_concat(struct jn_parser *p)
 
 static struct jn_node *parse_sum(struct jn_parser *p)
 {
+    static const char *const ops[] = {"+", "-", NULL};
+    static const enum jn_op kinds[] = {OP_ADD, OP_SUB};
     struct jn_node *n = parse_concat(p);
-    for (;;) {
-        if (jn_skip_op(p, "+")) n = binary(p, OP_ADD, n, parse_concat(p));
-        else if (jn_skip_op(p, "-")) n = binary(p, OP_SUB, n, parse_concat(p));
-        else return n;
-    }
+    for (enum jn_op op; (op = skip_one_of(p, ops, kinds)) != OP_NONE;) n = binary(p, op, n, parse_concat(p));
+    return n;
 }
 
-static bool compare_op(struct jn_parser *p, enum jn_op *op)
+static enum jn_op compare_op(struct jn_parser *p)
 {
-    static const struct {
-        const char *text;
-        enum jn_op op;
-    } ops[] = {{"==", OP_EQ}, {"!=", OP_NE}, {"<", OP_LT}, {"<=", OP_LE}, {">", OP_GT}, {">=", OP_GE}};
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
-        if (jn_skip_op(p, ops[i].text)) {
-            *op = ops[i].op;
-            return true;
-        }
-    }
-    if (jn_skip_name(p, "in")) {
-        *op = OP_IN;
-        return true;
-    }
-    if (jn_is_name(p, "not") && tok_is(p->tok + 1, "in")) {
-        p->tok += 2;
-        *op = OP_NOT_IN;
-        return true;
-    }
-    return false;
+    static const char *const ops[] = {"==", "!=", "<", "<=", ">", ">=", NULL};
+    static const enum jn_op kinds[] = {OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE};
+    if (jn_skip_name(p, "in")) return OP_IN;
+    if (!jn_is_name(p, "not") || !tok_is(p->tok + 1, "in")) return skip_one_of(p, ops, kinds);
+    p->tok += 2;
+    return OP_NOT_IN;
 }
 
 static struct jn_node *parse_compare(struct jn_parser *p)
 {
     struct jn_node *first = parse_sum(p), *n = NULL;
-    enum jn_op op;
-    while (compare_op(p, &op)) {
+    for (enum jn_op op; (op = compare_op(p)) != OP_NONE;) {
         if (!n) {
             n = jn_new_node(p, K_COMPARE);
             n->a = first;
@@ -552,7 +505,7 @@ static struct jn_node *parse_not(struct jn_parser *p)
 {
     if (!jn_is_name(p, "not")) return parse_compare(p);
     struct jn_node *n = jn_new_node(p, K_NOT);
-    deeper(p);
+    jn_deeper(p);
     p->tok++;
     n->a = parse_not(p);
     p->depth--;
@@ -600,7 +553,7 @@ static bool if_follows(const struct jn_parser *p)
 struct jn_node *jn_parse_expr(struct jn_parser *p, bool with_cond)
 {
     bool soft = p->soft;
-    deeper(p);
+    jn_deeper(p);
     if (with_cond && !soft) p->soft = if_follows(p);
     struct jn_node *n = parse_or(p);
     while (with_cond && jn_is_name(p, "if")) {

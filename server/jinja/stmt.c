@@ -96,10 +96,11 @@ static struct jn_node *parse_for(struct jn_parser *p)
     check_target(p, n->a, false);
     if (!jn_skip_name(p, "in")) jn_unexpected(p, "in");
     n->b = jn_parse_tuple(p, JN_TUPLE_NO_COND, "recursive", false);
+    if (jn_is_name(p, "recursive")) jn_syntax(p, "'recursive' loops are not supported");
     bool soft = p->soft;
     p->soft = false;
     if (jn_skip_name(p, "if")) n->c = jn_parse_expr(p, true);
-    n->flag = jn_skip_name(p, "recursive");
+    if (jn_is_name(p, "recursive")) jn_syntax(p, "'recursive' loops are not supported");
     p->loop_depth++;
     n->body = parse_until(p, ends);
     p->loop_depth--;
@@ -132,6 +133,7 @@ static void parse_signature(struct jn_parser *p, struct jn_node *n)
         if (n->list.count) jn_expect_op(p, ",");
         struct jn_node *param = jn_new_node(p, K_NAME);
         param->sym = expect_name(p);
+        p->t->syms[param->sym].given = true;
         for (uint32_t i = 0; i < n->list.count; i++)
             if (n->list.v[i]->sym == param->sym) jn_syntax(p, "a parameter is repeated");
         if (jn_skip_op(p, "=")) jn_push_node(p, &n->defaults, jn_parse_expr(p, true));
@@ -144,48 +146,15 @@ static void parse_signature(struct jn_parser *p, struct jn_node *n)
 /* Long chains of operators are deep trees: walks other than evaluation have their own bound. */
 #define TREE_DEPTH_MAX 4000
 
-/* Does the tree load one of the three names that a macro gets for free? Stops where another macro starts to
- * own them. */
-static uint8_t specials_in(struct jinja_template *t, const struct jn_nodes *list, int depth);
-
-static uint8_t specials_of(struct jinja_template *t, const struct jn_node *n, int depth)
-{
-    if (!n) return 0;
-    uint8_t use = 0;
-    if (depth > TREE_DEPTH_MAX) jn_fail(&t->base, JINJA_LIMIT, "an expression is nested too deeply");
-    if (n->kind == K_NAME) {
-        if (n->sym == t->sym_caller) return JN_USES_CALLER;
-        if (n->sym == t->sym_kwargs) return JN_USES_KWARGS;
-        if (n->sym == t->sym_varargs) return JN_USES_VARARGS;
-        return 0;
-    }
-    depth++;
-    if (n->kind != K_MACRO) use |= specials_in(t, &n->body, depth);
-    use |= specials_of(t, n->a, depth) | specials_of(t, n->b, depth) | specials_of(t, n->c, depth);
-    return use | specials_in(t, &n->list, depth) | specials_in(t, &n->defaults, depth) |
-           specials_in(t, &n->orelse, depth);
-}
-
-static uint8_t specials_in(struct jinja_template *t, const struct jn_nodes *list, int depth)
-{
-    uint8_t use = 0;
-    for (uint32_t i = 0; i < list->count; i++) use |= specials_of(t, list->v[i], depth);
-    return use;
-}
-
 static void parse_macro_body(struct jn_parser *p, struct jn_node *n, const char *end)
 {
     uint32_t loops = p->loop_depth;
+    bool inside = p->in_macro;
     p->loop_depth = 0;
+    p->in_macro = true;
     n->body = parse_scope_block(p, end);
     p->loop_depth = loops;
-    n->flag = specials_in(p->t, &n->body, 0);
-    for (uint32_t i = 0; i < n->list.count; i++) { /* a parameter of that name is ordinary */
-        uint32_t sym = n->list.v[i]->sym;
-        if (sym == p->t->sym_kwargs) n->flag &= (uint8_t)~JN_USES_KWARGS;
-        if (sym == p->t->sym_varargs) n->flag &= (uint8_t)~JN_USES_VARARGS;
-        if (sym == p->t->sym_caller) n->flag &= (uint8_t)~JN_USES_CALLER;
-    }
+    p->in_macro = inside;
 }
 
 static struct jn_node *parse_macro(struct jn_parser *p)
@@ -226,54 +195,66 @@ static struct jn_node *parse_with(struct jn_parser *p)
     return n;
 }
 
-static struct jn_node *parse_print(struct jn_parser *p)
+static struct jn_node *parse_filter_block(struct jn_parser *p)
 {
-    struct jn_node *n = jn_new_node(p, K_PRINT);
+    struct jn_node *n = jn_new_node(p, K_FILTERBLOCK);
     p->tok++;
-    while (p->tok->type != T_BLOCK_END) {
-        if (n->list.count) jn_expect_op(p, ",");
-        jn_push_node(p, &n->list, jn_parse_expr(p, true));
-    }
+    n->b = jn_parse_filter(p, NULL, true);
+    n->body = parse_scope_block(p, "endfilter");
+    return n;
+}
+
+static struct jn_node *parse_generation(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, K_GENERATION);
+    uint32_t loops = p->loop_depth;
+    p->tok++;
+    p->loop_depth = 0;
+    n->body = parse_scope_block(p, "endgeneration");
+    p->loop_depth = loops;
+    return n;
+}
+
+static struct jn_node *parse_jump(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, jn_is_name(p, "break") ? K_BREAK : K_CONTINUE);
+    if (!p->loop_depth) jn_syntax(p, "'break' or 'continue' outside of a loop");
+    p->tok++;
     return n;
 }
 
 static struct jn_node *parse_statement(struct jn_parser *p)
 {
-    static const char *const unsupported[] = {"include", "import",     "from", "extends",
-                                              "block",   "autoescape", "do",   "trans"};
+    static const struct {
+        const char *name;
+        struct jn_node *(*parse)(struct jn_parser *p); /* NULL: Jinja has it */
+    } statements[] = {
+        {"if", parse_if},
+        {"for", parse_for},
+        {"set", parse_set},
+        {"macro", parse_macro},
+        {"with", parse_with},
+        {"call", parse_call_block},
+        {"break", parse_jump},
+        {"filter", parse_filter_block},
+        {"continue", parse_jump},
+        {"generation", parse_generation},
+        {"include", NULL},
+        {"import", NULL},
+        {"from", NULL},
+        {"extends", NULL},
+        {"block", NULL},
+        {"autoescape", NULL},
+        {"do", NULL},
+        {"trans", NULL},
+        {"print", NULL},
+    };
     if (p->tok->type != T_NAME) jn_unexpected(p, "a tag name");
-    if (jn_is_name(p, "if")) return parse_if(p);
-    if (jn_is_name(p, "for")) return parse_for(p);
-    if (jn_is_name(p, "set")) return parse_set(p);
-    if (jn_is_name(p, "macro")) return parse_macro(p);
-    if (jn_is_name(p, "call")) return parse_call_block(p);
-    if (jn_is_name(p, "with")) return parse_with(p);
-    if (jn_is_name(p, "print")) return parse_print(p);
-    if (jn_is_name(p, "filter")) {
-        struct jn_node *n = jn_new_node(p, K_FILTERBLOCK);
-        p->tok++;
-        n->b = jn_parse_filter(p, NULL, true);
-        n->body = parse_scope_block(p, "endfilter");
-        return n;
+    for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
+        if (!jn_is_name(p, statements[i].name)) continue;
+        if (statements[i].parse) return statements[i].parse(p);
+        jn_syntax(p, "the statement '%s' is not supported", statements[i].name);
     }
-    if (jn_is_name(p, "generation")) {
-        struct jn_node *n = jn_new_node(p, K_GENERATION);
-        uint32_t loops = p->loop_depth;
-        p->tok++;
-        p->loop_depth = 0;
-        n->body = parse_scope_block(p, "endgeneration");
-        p->loop_depth = loops;
-        return n;
-    }
-    if (jn_is_name(p, "break") || jn_is_name(p, "continue")) {
-        struct jn_node *n = jn_new_node(p, jn_is_name(p, "break") ? K_BREAK : K_CONTINUE);
-        if (!p->loop_depth) jn_syntax(p, "'break' or 'continue' outside of a loop");
-        p->tok++;
-        return n;
-    }
-    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
-        if (jn_is_name(p, unsupported[i]))
-            jn_syntax(p, "the statement '%s' is not supported", unsupported[i]);
     jn_syntax(p, "unknown tag '%.*s'", p->tok->len > 40 ? 40 : (int)p->tok->len, p->tok->p);
 }
 
@@ -321,9 +302,7 @@ static struct jn_nodes parse_until(struct jn_parser *p, const char *const *ends)
     if (jn_is_op(p, ":")) p->tok++;
     if (p->tok->type != T_BLOCK_END) jn_unexpected(p, "end of statement block");
     p->tok++;
-    if (++p->depth > p->b->limits.parse_depth_max)
-        jn_fail(p->b, JINJA_LIMIT, "the template is nested more than %u levels deep",
-                p->b->limits.parse_depth_max);
+    jn_deeper(p);
     struct jn_nodes body = parse_body(p, ends);
     p->depth--;
     return body;
@@ -357,8 +336,6 @@ static void build(struct jinja_template *t, const char *src, size_t len)
     if (!utf8_valid(src, len)) jn_fail(&t->base, JINJA_SYNTAX, "the template is not valid UTF-8");
     take_source(t, src, len);
     t->sym_caller = jn_intern(t, "caller", 6);
-    t->sym_kwargs = jn_intern(t, "kwargs", 6);
-    t->sym_varargs = jn_intern(t, "varargs", 7);
     t->sym_loop = jn_intern(t, "loop", 4);
     struct jn_tokens tokens = {0};
     jn_lex(&t->base, t->src, t->src_len, &tokens);

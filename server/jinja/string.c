@@ -448,17 +448,3 @@ struct jinja_value jn_splitlines(struct jinja_ctx *c, const struct jinja_str *s,
     if (from < s->len) jn_list_push(c, out.u.l, jn_slice_bytes(c, s, from, s->len));
     return out;
 }
-
-int jn_str_cased(struct jinja_ctx *c, const struct jinja_str *s)
-{
-    jn_charge(c, s->len);
-    const char *end = s->p + s->len;
-    bool lower = false, upper = false;
-    for (const char *p = s->p; p < end;) {
-        int k = jn_case_of(jn_decode(p, end, &p));
-        if (k == 3) return 0;
-        lower |= k == 1;
-        upper |= k == 2;
-    }
-    return lower == upper ? 0 : lower ? 1 : 2;
-}

@@ -1,5 +1,6 @@
 /* Values of the template interpreter: lists, dicts, truth, equality, order, membership, arithmetic. Python's
  * rules. */
+#include "config/base/assert.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -151,7 +152,7 @@ const char *jn_type_name(struct jinja_value v)
                                         "float",       "str",       "list",     "tuple",
                                         "dict",        "Namespace", "range",    "generator",
                                         "dict view",   "Macro",     "function", "builtin_function_or_method",
-                                        "LoopContext", "Cycler",    "int",      "missing"};
+                                        "LoopContext", "Joiner",    "int",      "missing"};
     return v.type == JN_STR && v.u.s->markup ? "Markup" : names[v.type];
 }
 
@@ -463,23 +464,10 @@ bool jn_contains(struct jinja_ctx *c, struct jinja_value box, struct jinja_value
 static _Noreturn void bad_operands(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
                                    struct jinja_value b)
 {
-    static const char *const signs[] = {"+", "-", "*", "/", "//", "%", "**"};
+    static const char *const signs[] = {"+", "-", "*", "/", "//", "%"};
+    ASSERT(op <= OP_MOD);
     jn_error(c, "unsupported operand type(s) for %s: '%s' and '%s'", signs[op], jn_type_name(a),
              jn_type_name(b));
-}
-
-static struct jinja_value int_pow(struct jinja_ctx *c, int64_t a, int64_t b)
-{
-    if (b < 0) {
-        if (a == 0) jn_error(c, "0.0 cannot be raised to a negative power");
-        return JN_V(JN_FLOAT, f, pow((double)a, (double)b));
-    }
-    int64_t r = 1;
-    for (; b; b >>= 1) {
-        if ((b & 1) && __builtin_mul_overflow(r, a, &r)) jn_error(c, "integer overflow");
-        if (b > 1 && __builtin_mul_overflow(a, a, &a)) jn_error(c, "integer overflow");
-    }
-    return JN_V(JN_INT, i, r);
 }
 
 static struct jinja_value int_op(struct jinja_ctx *c, enum jn_op op, int64_t a, int64_t b)
@@ -503,7 +491,7 @@ static struct jinja_value int_op(struct jinja_ctx *c, enum jn_op op, int64_t a, 
         r = op == OP_MOD ? a % b : a / b;
         if (a % b && (a < 0) != (b < 0)) r += op == OP_MOD ? b : -1;
         break;
-    default: return int_pow(c, a, b);
+    default: UNREACHABLE();
     }
     if (over) jn_error(c, "integer overflow");
     return JN_V(JN_INT, i, r);
@@ -519,8 +507,7 @@ static struct jinja_value float_op(struct jinja_ctx *c, enum jn_op op, double a,
     case OP_SUB: r = a - b; break;
     case OP_MUL: r = a * b; break;
     case OP_DIV: r = a / b; break;
-    case OP_FLOORDIV:
-    case OP_MOD: {
+    default: { /* OP_FLOORDIV, OP_MOD */
         double m = fmod(a, b), d = (a - m) / b;
         if (m != 0.0 && (b < 0) != (m < 0)) {
             m += b;
@@ -528,21 +515,8 @@ static struct jinja_value float_op(struct jinja_ctx *c, enum jn_op op, double a,
         } else if (m == 0.0) {
             m = copysign(0.0, b);
         }
-        if (d != 0.0) {
-            double f = floor(d);
-            d = d - f > 0.5 ? f + 1.0 : f;
-        } else {
-            d = copysign(0.0, a / b);
-        }
-        r = op == OP_MOD ? m : d;
-        break;
+        r = op == OP_MOD ? m : d != 0.0 ? nearbyint(d) : copysign(0.0, a / b);
     }
-    default:
-        if (a == 0.0 && b < 0) jn_error(c, "0.0 cannot be raised to a negative power");
-        if (a < 0 && b != floor(b)) jn_error(c, "complex numbers are not supported");
-        r = pow(a, b);
-        if (isinf(r) && !isinf(a) && !isinf(b)) jn_error(c, "numerical result out of range");
-        break;
     }
     return JN_V(JN_FLOAT, f, r);
 }

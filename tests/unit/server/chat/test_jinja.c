@@ -175,23 +175,20 @@ static const struct {
     {"{% set ns = namespace(v='a') %}{% set ns.v = ns.v ~ x %}{{ ns.v }}", "T:a I:<bos>"},
     {"{% for c in x %}{{ c }}.{% endfor %}", "I:< T:. I:b T:. I:o T:. I:s T:. I:> T:."},
     {"{% for k, v in l[4].items() %}{{ k }}={{ v }}{% endfor %}", "I:<bos> T:= I:1.5"},
-    {"{{ '%s|%5s' % (x, y) }}{{ '{}!{:6}'.format(x, x) }}", "I:<bos> T:| A:<think> I:<bos> T:! I:<bos> T: "},
-    {"{{ '{a[0]}{b!s:->6}'.format(a=l, b=x) }}{{ (x ~ '{:' ~ y[0] ~ '>2}').format('b') }}",
-     "I:<bos> T:- I:<bos><bos> A:< T:b"},
-    {"{{ x|indent(2, true) }}{{ x|truncate(3, true, '', 0) }}", "T:   I:<bos><bo"},
+    {"{{ '%s|%s' % (x, y) }}{{ '{}!{}'.format(x, x) }}", "I:<bos> T:| A:<think> I:<bos> T:! I:<bos>"},
+    {"{{ x|indent(2, true) }}", "T:   I:<bos>"},
     {"{{ x|e }}{{ x|string }}{{ x|safe }}{{ x * 2 }}", "I:&lt;bos&gt;<bos><bos><bos><bos>"},
     {"{{ ('<bos>'|e) }}{{ x|default('q') }}{{ nope|default(x) }}", "T:&lt;bos&gt; I:<bos><bos>"},
     {"{{ (x ~ 'a')|map('upper')|join }}{{ [x, 't']|map('upper')|join('-') }}", "I:<BOS> T:A I:<BOS> T:-T"},
     {"{{ [x]|sort|first }}{{ [x]|unique|first }}{{ {x: 1}|dictsort|first|first }}{{ [[x, "
      "1]]|groupby(0)|first|first }}",
      "I:<bos><bos><bos><bos>"},
-    {"{{ x|batch(2)|map('join')|join }}{{ x.splitlines()[0] }}{{ x.center(7) }}{{ x.zfill(6) }}",
-     "I:<bos><bos> T:  I:<bos> T: 0 I:<bos>"},
+    {"{{ x.splitlines()[0] }}{{ x|list|join }}", "I:<bos><bos>"},
     {"{{ y.split('</think>')[-1].lstrip('\\n') }}{{ y|trim }}", "A:<think><think>"},
     {"{{ (x|tojson|from_json) }}{{ ('[' ~ (x|tojson) ~ ']')|from_json|first }}", "I:<bos><bos>"},
     {"{{ x if true }}{{ x or 'a' }}{{ '' or x }}{{ (x, 1)[0] }}{{ {'a': x}.a }}{{ dict(a=x).get('a') }}",
      "I:<bos><bos><bos><bos><bos><bos>"},
-    {"{{ x.removeprefix('<') }}{{ x.strip('<>') }}{{ x[1:4] }}{{ x.swapcase() }}", "I:bos>bosbos<BOS>"},
+    {"{{ x.removeprefix('<') }}{{ x.strip('<>') }}{{ x[1:4] }}", "I:bos>bosbos"},
     {"{% call(q) w() %}{{ q }}{{ x }}{% endcall %}{% macro w() %}[{{ caller(y) }}]{% endmacro %}", NULL},
     {"{% macro w() %}[{{ caller(y) }}]{% endmacro %}{% call(q) w() %}{{ q }}{{ x }}{% endcall %}",
      "T:[ A:<think> I:<bos> T:]"},
@@ -219,20 +216,17 @@ static const struct {
      "9223372036854775808"},
     {"{{ b|tojson }} {{ {b: [b]}|tojson }}",
      "123456789012345678901234567890 {\"123456789012345678901234567890\": [123456789012345678901234567890]}"},
-    {"{{ b is integer }} {{ b is number }} {{ b is float }} {{ b is sameas b }}", "True True False True"},
+    {"{{ b is integer }} {{ b is number }} {{ b is float }}", "True True False"},
     {"{{ b == f }} {{ b > 5 }} {{ 5 < b }} {{ n < 5 }} {{ b < 1e40 }} {{ b >= 1e10 }} {{ b == b }} {{ b == "
      "c }} {{ b < c }} {{ n < b }} {{ b != 1 }} {{ b == 'x' }}",
      "False True True True True True True False True True True False"},
     {"{{ u == 1.8446744073709552e19 }} {{ 1.8446744073709552e19 == u }} {{ v == 1.8446744073709552e19 }} {{ "
      "u < v }} {{ v > 1.8446744073709552e19 }}",
      "True True False True True"},
-    {"{{ b|int }} {{ b|float }} {{ b|abs }} {{ b|round }} {{ +b }}",
-     "123456789012345678901234567890 1.2345678901234568e+29 123456789012345678901234567890 "
-     "123456789012345678901234567890 123456789012345678901234567890"},
-    {"{{ '%d'|format(b) }}|{{ '%40d'|format(n) }}|{{ '{} {:35d}'.format(b, b) }}|{{ '%.3f'|format(b) }}",
-     "123456789012345678901234567890|         -123456789012345678901234567890|"
-     "123456789012345678901234567890      123456789012345678901234567890|"
-     "123456789012345677877719597056.000"},
+    {"{{ b|int }} {{ b|string|int }} {{ +b }}",
+     "123456789012345678901234567890 123456789012345678901234567890 123456789012345678901234567890"},
+    {"{{ '%d'|format(b) }}|{{ '{}'.format(b) }}",
+     "123456789012345678901234567890|123456789012345678901234567890"},
     {"{{ b in [1, b] }} {{ {b: 7}[b] }} {{ {u: 7}[1.8446744073709552e19] }} {{ [b, 1, n]|sort }} {{ [3, "
      "b]|max }} {{ 1 if b else 2 }} {{ [b, b]|unique|list }}",
      "True 7 7 [-123456789012345678901234567890, 1, 123456789012345678901234567890] "
@@ -240,16 +234,13 @@ static const struct {
     {"{{ [1][b] }}", ""},
     {"{{ 2.5|int }} {{ -0.5|int }} {{ 'inf'|int(3) }} {{ '%d'|format(-9.9) }}", "2 0 3 -9"},
     {"{{ w < 1 }} {{ w > 1e308 }}", "False True"},
-    {"{{ w|float }}", NULL},
     {"{{ b / 2 }}", NULL},
     {"{{ b % 10 }}", NULL},
     {"{{ b is even }}", NULL},
     {"{{ b * 1.0 }}", NULL},
     {"{{ 1 - b }}", NULL},
-    {"{{ b ** 2 }}", NULL},
     {"{{ b + 1 }}", NULL},
     {"{{ -b }}", NULL},
-    {"{{ n|abs }}", NULL},
     {"{{ 1e19|int }}", NULL},
     {"{{ b|length }}", NULL},
     {"{{ 'a' * b }}", NULL},
@@ -261,18 +252,12 @@ static const struct {
     {"{{ '%c' % 'z' }}", NULL},
     {"{{ '%*d' % (3, 8) }}", NULL},
     {"{{ '%x' % -1 }}", NULL},
-    {"{{ '{:>5}|{:<3}|{:^4}|{:*>4}|{:é^3}|{:>1}'.format('a', 'b', 'c', 5, 'd', 'ef') }}",
-     "    a|b  | c  |***5|édé|ef"},
-    {"{{ '{:>6.1f}|{:<5d}|{:>}'.format(2.25, 7, 'x') }}", "   2.2|7    |x"},
-    {"{{ '{:,}'.format(1234567) }}", NULL},
-    {"{{ '{:%}'.format(0.25) }}", NULL},
-    {"{{ '{0[0]} {1.k} {x[k][1].z}'.format([1], {'k': 'v'}, x={'k': [0, {'z': 'q'}]}) }}", "1 v q"},
-    {"{{ '{!r} {!s:>3} {a!r}'.format('a', 'b', a='c') }}", "'a'   b 'c'"},
-    {"{{ '{k}-{l[0]}'.format_map({'k': 1, 2: 3, 'l': ['m']}) }}|{{ '{0.nope}'.format({}) }}", "1-m|"},
-    {"{{ '{!q}'.format('a') }}", NULL},
-    {"{{ '{0[1x]}'.format([1]) }}", ""},
-    {"{{ '{0[0}'.format([1]) }}", NULL},
-    {"{{ '{k}'.format_map('k') }}", NULL},
+    {"{{ '%5s' % 'a' }}", NULL},
+    {"{{ '{:>5}'.format('a') }}", NULL},
+    {"{{ '{0[0]}'.format([1]) }}", NULL},
+    {"{{ '{!r}'.format('a') }}", NULL},
+    {"{{ '{0}{1}{k}{{'.format(1, b, k='v') }}", "1123456789012345678901234567890v{"},
+    {"{{ '{4294967297}'.format(1, 2) }}", NULL},
 };
 
 static void ints_of_any_size(void **state)
@@ -405,19 +390,16 @@ static void limits_hold(void **state)
         "endfor %}",
         "{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% set x = range(100000)|list %}{% for i in x %}{% set y = x|sort %}{% endfor %}",
-        "{{ 'a'.center(100000000) }}",
-        "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     };
     for (size_t i = 0; i < sizeof endless / sizeof *endless; i++)
         expect_error(endless[i], strlen(endless[i]), NULL, JINJA_LIMIT, 0);
-    expect_error("{{ '%999999999d' % 1 }}", 23, NULL, JINJA_RUNTIME, 1);
     /* Work on long strings is counted in bytes, also where it goes character by character. */
     static const char *const laborious[] = {
         "{% set s = ' ' * 1000000 %}{% for i in range(20) %}{{ s.strip() }}{% endfor %}",
         "{% set s = ' ' * 1000000 %}{% for i in range(20) %}{{ s.lstrip('x ') }}{% endfor %}",
-        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s.isupper() %}{% endfor %}",
+        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s.isalnum() %}{% endfor %}",
         "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s.isalpha() %}{% endfor %}",
-        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s is upper %}{% endfor %}",
+        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s.isascii() %}{% endfor %}",
         "{% set s = 'a' * 1000000 %}{% for i in range(20) %}{% set x = s|upper|length %}{% endfor %}",
     };
     struct jinja_limits small = JINJA_LIMITS_DEFAULT;
@@ -466,6 +448,39 @@ static void faults_name_lines(void **state)
         {"{{ -9223372036854775807 - 2 }}", JINJA_RUNTIME, 1},
         {"{{ '\\N{BULLET}' }}", JINJA_SYNTAX, 1},
     };
+    /* What Jinja has and this interpreter hasn't is named, with its line. */
+    static const char *const refused[][2] = {
+        {"{{ x|batch(2) }}", "'batch'"},
+        {"{{ 'x' is sameas 'x' }}", "'sameas'"},
+        {"{{ 'x'.center(3) }}", "'center' of 'str'"},
+        {"{{ [1].index(1) }}", "'index' of 'list'"},
+        {"{% for i in [1] %}{{ loop.cycle(1) }}{% endfor %}", "'cycle' of 'LoopContext'"},
+        {"{{ 2 ** 3 }}", "'**'"},
+        {"{{ f(**{}) }}", "'**' in a call"},
+        {"{{ 0x10 }}", "another base"},
+        {"{{ 1_000 }}", "underscores"},
+        {"{{ [1][1, 2] }}", "subscripts"},
+        {"{% raw %}{% nope %}{% endraw %}", "'raw'"},
+        {"{% print 1 %}", "'print'"},
+        {"{% for i in [1] recursive %}{% endfor %}", "'recursive'"},
+        {"{% for i in [1] if i recursive %}{% endfor %}", "'recursive'"},
+        {"{% macro m() %}{{ varargs }}{% endmacro %}", "'varargs'"},
+        {"{% macro m() %}{{ kwargs.x }}{% endmacro %}", "'kwargs'"},
+        {"{{ '%05d' % 1 }}", "%d"},
+        {"{{ '{:>3}'.format(1) }}", "{name}"},
+        {"{{ ' a b'.rsplit() }}", "rsplit()"},
+        {"{{ [{}]|sort(attribute='a,b') }}", "sort"},
+        {"{{ cycler(1) }}", "'cycler'"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char src[100];
+        struct jinja_output o;
+        struct jinja_error err = {0};
+        int n = snprintf(src, sizeof src, "a\n\n%s", refused[i][0]);
+        assert_int_not_equal(render(src, (size_t)n, NULL, &o, &err), ST_OK);
+        if (err.line != 3 || !strstr(err.message, refused[i][1]))
+            fail_msg("%s: line %u: %s", refused[i][0], err.line, err.message);
+    }
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         expect_error(t[i].src, strlen(t[i].src), NULL, t[i].code, t[i].line);
 }
