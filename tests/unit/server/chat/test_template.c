@@ -1010,7 +1010,7 @@ static void bad_messages(void **state)
     assert_int_equal(chat_messages_parse(two, &limits, &m, &err), ST_INVALID);
     json_decref(two);
     err.http = 0;
-    (void)api_fail(&err, 429, NULL, NULL, "%600s\xc3\xa9", "x");
+    (void)api_fail(&err, 429, "busy", NULL, "%600s\xc3\xa9", "x");
     assert_string_equal(err.type, "rate_limit_error");
     err.http = 0;
     (void)api_fail(&err, 500, "internal_error", NULL, "%509s\xe2\x82\xac", "x"); /* cut inside of the sign */
