@@ -20,65 +20,10 @@ enum {
     WORKS = READS | ROUTE_JSON,    /* on a body, with the model */
     COMPUTES = WORKS | ROUTE_QUEUE /* in the engine */
 };
-#define SAME(path) path, path
-#define M_READ     (M_GET | M_HEAD)
-
-/* Those under /v1 are also there without it. */
+#define M_READ                                   (M_GET | M_HEAD)
+#define ROUTE(path, label, methods, needs, name) {path, label, methods, needs, api_##name##_start},
 static const struct route routes[] = {
-    {SAME("/v1/chat/completions"), M_POST, COMPUTES, api_chat_start},
-    {SAME("/v1/chat/completions/input_tokens"), M_POST, WORKS, api_chat_tokens_start},
-    {SAME("/v1/completions"), M_POST, COMPUTES, api_completions_start},
-    {SAME("/v1/messages"), M_POST, COMPUTES, api_messages_start},
-    {SAME("/v1/messages/count_tokens"), M_POST, WORKS, api_count_tokens_start},
-    {SAME("/v1/responses"), M_GET | M_POST, COMPUTES, api_responses_start},
-    {SAME("/v1/responses/compact"), M_POST, COMPUTES, api_compact_start},
-    {SAME("/v1/responses/input_tokens"), M_POST, WORKS, api_input_tokens_start},
-    {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, KEYED | ROUTE_PREFIX,
-     api_response_start},
-    {SAME("/v1/embeddings"), M_POST, COMPUTES, api_embeddings_start},
-    {SAME("/pooling"), M_POST, COMPUTES, api_pooling_start},
-    {"/v1/classify", "/classify", M_POST, COMPUTES, api_classify_start},
-    {SAME("/v1/rerank"), M_POST, COMPUTES, api_rerank_start},
-    {"/v2/rerank", "/v1/rerank", M_POST, COMPUTES, api_rerank_start},
-    {SAME("/v1/score"), M_POST, COMPUTES, api_score_start},
-    {SAME("/v1/models"), M_READ, KEYED, api_models_start},
-    {"/v1/models/", "/v1/models/{id}", M_READ, KEYED | ROUTE_PREFIX, api_model_start},
-    {"/v1/tokenize", "/tokenize", M_POST, WORKS, api_tokenize_start},
-    {"/v1/detokenize", "/detokenize", M_POST, WORKS, api_detokenize_start},
-    {"/v1/tokenizer_info", "/tokenizer_info", M_READ, READS, api_tokenizer_info_start},
-    {SAME("/apply-template"), M_POST, WORKS, api_apply_template_start},
-    {SAME("/props"), M_READ, READS, api_props_start},
-    {SAME("/api/chat"), M_POST, COMPUTES, api_ollama_chat_start},
-    {SAME("/api/generate"), M_POST, COMPUTES, api_ollama_generate_start},
-    {SAME("/api/embed"), M_POST, COMPUTES, api_ollama_embed_start},
-    {SAME("/api/embeddings"), M_POST, COMPUTES, api_ollama_embeddings_start},
-    {SAME("/api/show"), M_POST, WORKS, api_ollama_show_start},
-    {SAME("/api/tags"), M_READ, READS, api_ollama_tags_start},
-    {SAME("/api/ps"), M_READ, READS, api_ollama_ps_start},
-    {"/api/version", NULL, M_READ, OPEN, api_ollama_version_start},
-    {"/get_model_info", "/model_info", M_READ, KEYED, api_server_info_start},
-    {SAME("/model_info"), M_READ, KEYED, api_server_info_start},
-    {"/get_server_info", "/server_info", M_READ, KEYED, api_server_info_start},
-    {SAME("/server_info"), M_READ, KEYED, api_server_info_start},
-    {"/health", NULL, M_READ, OPEN, api_health_start},
-    {"/ping", NULL, M_READ | M_POST, OPEN, api_health_start},
-    {"/ready", NULL, M_READ, OPEN, api_ready_start},
-    {"/readyz", NULL, M_READ, OPEN, api_ready_start},
-    {"/health/ready", NULL, M_READ, OPEN, api_ready_start},
-    {"/live", NULL, M_READ, OPEN, api_live_start},
-    {"/livez", NULL, M_READ, OPEN, api_live_start},
-    {"/health/live", NULL, M_READ, OPEN, api_live_start},
-    {"/version", NULL, M_READ, OPEN, api_version_start},
-    {"/load", NULL, M_READ, OPEN, api_load_start},
-    {"/openapi.json", NULL, M_READ, OPEN, api_openapi_start},
-    {"/metrics", NULL, M_READ, OPEN, api_metrics_start},
-    {"/cache_tree", NULL, M_READ | M_POST, WORKS, api_cache_tree_start},
-    {SAME("/reset_prefix_cache"), M_POST, KEYED, api_drop_start},
-    {SAME("/reset_mm_cache"), M_POST, KEYED, api_drop_start},
-    {SAME("/reset_encoder_cache"), M_POST, KEYED, api_drop_start},
-    {SAME("/flush_cache"), M_GET | M_POST, KEYED, api_drop_start},
-    {SAME("/"), M_READ, OPEN, api_root_start},
-    {"/page/", NULL, M_READ, ROUTE_PREFIX, api_page_start},
+#include "server/api/routes.def"
 };
 static void preflight_start(struct request *r)
 {

@@ -22,8 +22,8 @@ struct tok_extra {
     bool special;
 };
 /* Reads DIR/tokenizer.json and, where they exist, tokenizer_config.json, special_tokens_map.json and
- * added_tokens.json: what these add or name may have ids beyond the model's vocabulary. Tokens in `extra` that
- * the vocabulary has become added tokens. ST_UNSUPPORTED names an unsupported component type, pattern or
+ * added_tokens.json: what these add or name may have ids beyond the model's vocabulary. Tokens in `extra`
+ * that the vocabulary has become added tokens. ST_UNSUPPORTED names an unsupported component type, pattern or
  * option; never assumes. */
 enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
                            struct tokenizer **out, struct err *err) KV_MUST_CHECK;

@@ -40,7 +40,7 @@ enum route_needs {
     ROUTE_PREFIX = 16 /* a longer path: "/v1/models/{id}" */
 };
 
-/* The handler of a path; the table is in server/routes.c. */
+/* The handler of a path; the table is server/api/routes.def. */
 struct route {
     const char *path;
     const char *label;                /* for metrics; NULL = not counted */

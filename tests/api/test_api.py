@@ -795,9 +795,9 @@ def test_metrics(s):
     before = s.metric("vllm:generation_tokens_total")
     s.ok(CHAT, chat(max_tokens=5, ignore_eos=True))
     check.equal("tokens counted", s.metric("vllm:generation_tokens_total") - before, 5)
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../server/routes.c")) as f:
-        rows = re.sub(r'SAME\(("[^"]+")\)', r"\1, \1", f.read())
-    routes = re.findall(r'\{"([^"]+)",\s*"([^"]+)",', rows)  # path, label
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../server/api/routes.def")) as f:
+        rows = f.read()
+    routes = re.findall(r'^ROUTE\("([^"]+)",\s*"([^"]+)",', rows, re.M)  # path, label
     check.true("routes are read", len(routes) > 30, len(routes))
     for path, _ in routes:
         for method in ("GET", "HEAD", "POST", "DELETE", "PUT"):

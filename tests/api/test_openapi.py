@@ -21,11 +21,9 @@ def source(name):
 
 def table():
     """Routes of the table: path -> (methods but HEAD, which GET brings, key needed)"""
-    text = source("server/routes.c")
-    text = text[text.index("static const struct route routes[]"):].split("\n};", 1)[0]
-    text = re.sub(r'SAME\(("[^"]+")\)', r"\1, \1", text).replace("M_READ", "M_GET | M_HEAD")
-    found = re.findall(r'\{"([^"]+)",\s*(?:NULL|"[^"]*"),\s*([A-Z_| ]+),\s*([A-Z_| ]+),', text)
-    assert len(found) == text.count("{\"")
+    text = source("server/api/routes.def").replace("M_READ", "M_GET | M_HEAD")
+    found = re.findall(r'^ROUTE\("([^"]+)", (?:NULL|"[^"]*"), ([A-Z_| ]+), ([A-Z_| ]+), \w+\)$', text, re.M)
+    assert len(found) == text.count("\nROUTE(")
     open_to_all = {"OPEN", "ROUTE_PREFIX"}
     out = {path + "{model}" if path != "/" and path.endswith("/") else path:
            ({m.strip()[2:].lower() for m in methods.split("|")} - {"head"}, needs not in open_to_all)
