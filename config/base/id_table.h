@@ -54,15 +54,22 @@ static inline void id_table_move(struct id_table *t, struct id_slot *slots, uint
     *t = to;
 }
 
+/* Room for so many more ids. False: out of memory. */
+static inline bool id_table_reserve(struct id_table *t, uint32_t more)
+{
+    uint32_t cap = t->cap ? t->cap : 256;
+    while (cap / 2 < t->used + more) cap *= 2;
+    if (cap == t->cap) return true;
+    struct id_slot *to = calloc(cap, sizeof *to), *had = t->slots;
+    if (!to) return false;
+    id_table_move(t, to, cap);
+    free(had);
+    return true;
+}
+
 static inline bool id_table_add(struct id_table *t, uint32_t hash, uint32_t id) /* false: out of memory */
 {
-    if (id_table_grows(t)) {
-        uint32_t cap = t->cap ? 2 * t->cap : 256;
-        struct id_slot *to = calloc(cap, sizeof *to), *had = t->slots;
-        if (!to) return false;
-        id_table_move(t, to, cap);
-        free(had);
-    }
+    if (!id_table_reserve(t, 1)) return false;
     id_table_put(t, hash, id);
     return true;
 }

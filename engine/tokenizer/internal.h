@@ -14,6 +14,7 @@
 #ifndef KVASIR_TOKENIZER_INTERNAL_H
 #define KVASIR_TOKENIZER_INTERNAL_H
 
+#include "config/base/id_table.h"
 #include "engine/tokenizer/tokenizer.h"
 
 struct json_doc;
@@ -33,13 +34,6 @@ enum { TOK_EXISTS = 1, TOK_SPECIAL = 2, TOK_ADDED = 4, TOK_IN_MODEL = 8 };
 
 struct tok_span {
     uint32_t at, len; /* bytes of an arena */
-};
-
-/* Open addressing, at most half full. A slot is hash << 32 | id + 1; 0 is empty. The strings are in the
- * tokenizer's arena. */
-struct tok_index {
-    uint64_t *slots;
-    uint32_t mask;
 };
 
 /* left << 43 | right << 22 | rank per slot; all ones is empty. */
@@ -117,8 +111,8 @@ struct tokenizer {
     size_t literals_len, texts_len;
     uint32_t longest; /* literal, in bytes: no token has more symbols */
     size_t literals_cap, texts_cap;
-    struct tok_index by_literal; /* all tokens */
-    struct tok_index by_word;    /* byte-level and ignore_merges only: model tokens by the bytes of `word` */
+    struct id_table by_literal; /* all tokens: id + 1, strings in the arena */
+    struct id_table by_word;    /* byte-level and ignore_merges only: model tokens by the bytes of `word` */
     struct tok_span *word;
 
     /* The model. */

@@ -615,8 +615,8 @@ void tok_free(struct tokenizer *t)
     free(t->flags);
     free(t->literals);
     free(t->texts);
-    free(t->by_literal.slots);
-    free(t->by_word.slots);
+    id_table_free(&t->by_literal);
+    id_table_free(&t->by_word);
     free(t->merges.slots);
     free(t->merges.merged);
     free(t->joints);

@@ -32,42 +32,28 @@ uint64_t tok__hash(const void *data, size_t len)
     return h ^ h >> 32;
 }
 
-static enum status index_init(struct tok_index *x, size_t count)
+static uint32_t index_find(const struct id_table *x, const char *arena, const struct tok_span *spans,
+                           const char *s, size_t len)
 {
-    size_t slots = 16;
-    while (slots < 2 * count + 2) slots *= 2;
-    x->slots = calloc(slots, sizeof *x->slots);
-    x->mask = (uint32_t)(slots - 1);
-    return x->slots ? ST_OK : ST_NOMEM;
+    uint32_t hash = (uint32_t)tok__hash(s, len), at = hash;
+    for (uint32_t id; (id = id_table_next(x, hash, &at));)
+        if (spans[id - 1].len == len && memcmp(arena + spans[id - 1].at, s, len) == 0) return id - 1;
+    return TOK_NO_ID;
 }
 
-/* Slot of a string: the one that holds it, or the empty one for it. */
-static uint64_t *index_find(const struct tok_index *x, const char *arena, const struct tok_span *spans,
-                            const char *s, size_t len)
+static enum status index_put(struct id_table *x, const char *s, size_t len, uint32_t id)
 {
-    uint32_t hash = (uint32_t)tok__hash(s, len);
-    for (uint32_t at = hash;; at++) {
-        uint64_t *slot = &x->slots[at & x->mask];
-        if (*slot == 0) return slot;
-        if ((uint32_t)(*slot >> 32) != hash) continue;
-        struct tok_span span = spans[(uint32_t)*slot - 1];
-        if (span.len == len && memcmp(arena + span.at, s, len) == 0) return slot;
-    }
-}
-
-static void index_put(uint64_t *slot, const char *s, size_t len, uint32_t id)
-{
-    *slot = tok__hash(s, len) << 32 | (id + 1);
+    return id_table_add(x, (uint32_t)tok__hash(s, len), id + 1) ? ST_OK : ST_NOMEM;
 }
 
 uint32_t tok__literal_id(const struct tokenizer *t, const char *s, size_t len)
 {
-    return (uint32_t)*index_find(&t->by_literal, t->literals, t->literal, s, len) - 1;
+    return index_find(&t->by_literal, t->literals, t->literal, s, len);
 }
 
 uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len)
 {
-    if (t->byte_level) return (uint32_t)*index_find(&t->by_word, t->texts, t->word, s, len) - 1;
+    if (t->byte_level) return index_find(&t->by_word, t->texts, t->word, s, len);
     uint32_t id = tok__literal_id(t, s, len);
     return id != TOK_NO_ID && t->flags[id] & TOK_IN_MODEL ? id : TOK_NO_ID;
 }
@@ -106,18 +92,16 @@ static enum status get_string(const struct json_doc *d, uint32_t node, struct sc
 enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len, struct err *err)
 {
     if (id >= t->vocab_size) return err_set(err, ST_FORMAT, "token id %u is out of range", id);
-    uint64_t *slot = index_find(&t->by_literal, t->literals, t->literal, s, len);
+    uint32_t other = tok__literal_id(t, s, len);
     int shown = len > 80 ? 80 : (int)len;
-    if (*slot) {
-        uint32_t other = (uint32_t)*slot - 1;
-        if (other == id) return ST_OK;
+    if (other == id) return ST_OK;
+    if (other != TOK_NO_ID)
         return err_set(err, ST_FORMAT, "token \"%.*s\" has the ids %u and %u", shown, s, other, id);
-    }
     if (t->flags[id] & TOK_EXISTS)
         return err_set(err, ST_FORMAT, "id %u has two tokens, one of them \"%.*s\"", id, shown, s);
     enum status st = arena_add(&t->literals, &t->literals_len, &t->literals_cap, s, len, &t->literal[id]);
+    if (!st) st = index_put(&t->by_literal, s, len, id);
     if (st) return err_set(err, st, "vocabulary: %s", status_name(st));
-    index_put(slot, s, len, id);
     t->flags[id] |= TOK_EXISTS;
     return ST_OK;
 }
@@ -126,24 +110,16 @@ enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, si
 static enum status set_capacity(struct tokenizer *t, uint32_t cap)
 {
     ASSERT(cap > t->id_cap && cap >= t->vocab_size);
-    struct tok_index index = {0};
     struct tok_span *literal = realloc(t->literal, cap * sizeof *literal);
     if (literal) t->literal = literal;
     struct tok_span *bytes = realloc(t->bytes, cap * sizeof *bytes);
     if (bytes) t->bytes = bytes;
     uint8_t *flags = realloc(t->flags, cap);
     if (flags) t->flags = flags;
-    if (!literal || !bytes || !flags || index_init(&index, cap)) return ST_NOMEM;
+    if (!literal || !bytes || !flags || !id_table_reserve(&t->by_literal, cap)) return ST_NOMEM;
     memset(literal + t->id_cap, 0, (cap - t->id_cap) * sizeof *literal);
     memset(bytes + t->id_cap, 0, (cap - t->id_cap) * sizeof *bytes);
     memset(flags + t->id_cap, 0, cap - t->id_cap);
-    for (uint32_t id = 0; id < t->id_cap; id++) {
-        const char *s = t->literals + literal[id].at;
-        size_t len = literal[id].len;
-        if (flags[id] & TOK_EXISTS) index_put(index_find(&index, t->literals, literal, s, len), s, len, id);
-    }
-    free(t->by_literal.slots);
-    t->by_literal = index;
     t->id_cap = cap;
     return ST_OK;
 }
@@ -275,21 +251,21 @@ static const char *batch_string(const struct tok_merge_reader *b, uint32_t i, in
 static void batch_prefetch(const struct tok_merge_reader *b)
 {
     const struct tokenizer *t = b->t;
-    const struct tok_index *x = &t->by_literal;
-    const uint64_t *slot[TOK_MERGE_BATCH][3];
+    const struct id_table *x = &t->by_literal;
+    const struct id_slot *slot[TOK_MERGE_BATCH][3];
     size_t len;
     for (uint32_t i = 0; i < b->count; i++)
         for (int part = 0; part < 3; part++) {
             const char *s = batch_string(b, i, part, &len);
-            slot[i][part] = &x->slots[(uint32_t)tok__hash(s, len) & x->mask];
+            slot[i][part] = &x->slots[(uint32_t)tok__hash(s, len) & (x->cap - 1)];
             __builtin_prefetch(slot[i][part]);
         }
     for (uint32_t i = 0; i < b->count; i++)
         for (int part = 0; part < 3; part++)
-            if (*slot[i][part]) __builtin_prefetch(&t->literal[(uint32_t)*slot[i][part] - 1]);
+            if (slot[i][part]->id) __builtin_prefetch(&t->literal[slot[i][part]->id - 1]);
     for (uint32_t i = 0; i < b->count; i++)
         for (int part = 0; part < 3; part++)
-            if (*slot[i][part]) __builtin_prefetch(t->literals + t->literal[(uint32_t)*slot[i][part] - 1].at);
+            if (slot[i][part]->id) __builtin_prefetch(t->literals + t->literal[slot[i][part]->id - 1].at);
 }
 
 static enum status refuse_merge(const struct tok_merge_reader *b, enum status st, uint32_t entry)
@@ -577,14 +553,14 @@ static enum status fill_words(struct tokenizer *t)
     for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)byte_of_char(cp);
     t->word = calloc(t->vocab_size, sizeof *t->word);
     char *tmp = malloc(t->literals_len + 1);
-    enum status st = t->word && tmp ? index_init(&t->by_word, t->vocab_size) : ST_NOMEM;
+    enum status st = t->word && tmp && id_table_reserve(&t->by_word, t->vocab_size) ? ST_OK : ST_NOMEM;
     for (uint32_t id = 0; id < t->vocab_size && !st; id++) {
         size_t n;
         if (!(t->flags[id] & TOK_IN_MODEL)) continue;
         if (!unmap_bytes(map, t->literals + t->literal[id].at, t->literal[id].len, tmp, &n) || n == 0)
             continue;
-        if ((st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, tmp, n, &t->word[id]))) break;
-        index_put(index_find(&t->by_word, t->texts, t->word, tmp, n), tmp, n, id);
+        st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, tmp, n, &t->word[id]);
+        if (!st) st = index_put(&t->by_word, tmp, n, id);
     }
     free(tmp);
     return st;
