@@ -85,7 +85,7 @@ class Page:
         target = browser.call("Target.createTarget", url="about:blank",
                               browserContextId=self.context)["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility", "DOM"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility", "DOM", "Performance"):
             self.call(domain + ".enable")
         self.size(width, height)
         self.call("Emulation.setEmulatedMedia",
@@ -107,6 +107,18 @@ class Page:
         if "exceptionDetails" in got:
             raise RuntimeError(f"{expression}: {got['exceptionDetails']['exception'].get('description')}")
         return got["result"].get("value")
+
+    def timed(self, expression):
+        """Its value, and the share of a processor that the page's main thread got in its tasks meanwhile: what
+        a time in the page is multiplied with to become one of an idle machine."""
+        def spent():
+            m = {x["name"]: x["value"] for x in self.call("Performance.getMetrics")["metrics"]}
+            return m["TaskDuration"], m["ThreadTime"]
+
+        tasks, processor = spent()
+        value = self.js(expression)
+        end = spent()
+        return value, min(1, (end[1] - processor) / (end[0] - tasks))
 
     def wait(self, expression, seconds=60):
         limit = time.monotonic() + seconds
