@@ -32,6 +32,12 @@ void bench_usage(void)
     puts("\n  NAME/N: its first N layers only");
 }
 
+bool bench_failed(const struct err *err)
+{
+    fprintf(stderr, "kvasir bench: %s\n", err->msg);
+    return false;
+}
+
 static void remove_shape(const char *dir)
 {
     char path[96];
@@ -121,11 +127,7 @@ static bool step(struct engine *e, struct bench_seqs *q)
 {
     struct engine_batch b = {.chunks = q->chunks, .chunk_count = q->count};
     struct err err = {{0}};
-    if (engine_submit(e, &b, &err) || engine_wait(e, &b, &err)) {
-        fprintf(stderr, "kvasir bench: %s\n", err.msg);
-        return false;
-    }
-    return true;
+    return (!engine_submit(e, &b, &err) && !engine_wait(e, &b, &err)) || bench_failed(&err);
 }
 
 /* Feeds [from, to) of every sequence in chunks that fit a step. */
@@ -184,17 +186,31 @@ static double attention_bytes(const struct engine_costs *c, uint32_t from, uint3
 
 struct result {
     char name[32];
-    double tokens_s, seconds, flops_share, read_share;
-    double wall; /* of everything measured */
+    double tokens_s, seconds, flops_share, read_share; /* seconds: of the best pass */
+    double wall;                                       /* of everything measured */
     uint32_t passes;
 };
+
+static void lap(struct result *r, double begun, uint32_t passes)
+{
+    double t = now_s() - begun;
+    r->wall += t;
+    r->passes += passes;
+    if (r->seconds == 0 || t / passes < r->seconds) r->seconds = t / passes;
+}
+
+/* count: what a pass made of; flops, bytes: what it took. */
+static void rate(struct result *r, const struct engine_costs *c, double count, double flops, double bytes)
+{
+    r->tokens_s = count / r->seconds;
+    r->flops_share = flops / r->seconds / c->matrix_flops;
+    r->read_share = bytes / r->seconds / c->read_bytes_per_s;
+}
 
 static bool profile_start(struct engine *e, const struct options *o)
 {
     struct err err = {{0}};
-    if (!o->profile || !engine_profile_start(e, &err)) return true;
-    fprintf(stderr, "kvasir bench: %s\n", err.msg);
-    return false;
+    return !o->profile || !engine_profile_start(e, &err) || bench_failed(&err);
 }
 
 static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
@@ -202,25 +218,18 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
                           struct result *r)
 {
     struct bench_seqs q;
+    *r = (struct result){.passes = 0};
+    snprintf(r->name, sizeof r->name, "prefill %u", n);
     bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n) && profile_start(e, o);
-    double best = 1e30, wall = 0;
     for (uint32_t i = 0; ok && i < o->repeats; i++) {
         double t = now_s();
         ok = feed(e, caps, &q, 0, n);
-        t = now_s() - t;
-        wall += t;
-        if (t < best) best = t;
+        lap(r, t, 1);
     }
     seqs_free(&q);
     double flops = (c->linear_flops_per_token + c->state_flops_per_token) * n -
                    c->out_flops_per_token * (n - 1) + c->head_flops_per_row + attention_flops(c, 0, n);
-    *r = (struct result){.tokens_s = n / best,
-                         .seconds = best,
-                         .wall = wall,
-                         .passes = (uint32_t)o->repeats,
-                         .flops_share = flops / best / c->matrix_flops,
-                         .read_share = weight_bytes(c, n) / best / c->read_bytes_per_s};
-    snprintf(r->name, sizeof r->name, "prefill %u", n);
+    rate(r, c, n, flops, weight_bytes(c, n));
     return ok;
 }
 
@@ -229,35 +238,20 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
                          struct result *r)
 {
     struct bench_seqs q;
+    *r = (struct result){.passes = 0};
+    snprintf(r->name, sizeof r->name, "decode batch %u", batch);
     uint32_t ctx = (uint32_t)o->context, length = ctx + DECODE_STEPS + 1;
     bool ok = seqs_init(&q, caps, batch, length, sp) && feed(e, caps, &q, 0, ctx) && profile_start(e, o);
-    double best = 1e30, wall = 0;
     for (uint32_t i = 0; ok && i < o->repeats; i++) {
         double t = now_s();
-        for (uint32_t s = 0; ok && s < DECODE_STEPS; s++) {
-            for (uint32_t j = 0; j < batch; j++) {
-                q.chunks[j].position = ctx + s;
-                q.chunks[j].count = 1;
-                q.chunks[j].sample = true;
-            }
-            ok = step(e, &q);
-        }
-        t = now_s() - t;
-        wall += t;
-        t /= DECODE_STEPS;
-        if (t < best) best = t;
+        for (uint32_t s = 0; ok && s < DECODE_STEPS; s++) ok = feed(e, caps, &q, ctx + s, ctx + s + 1);
+        lap(r, t, DECODE_STEPS);
     }
     seqs_free(&q);
     double flops = batch * (c->linear_flops_per_token + c->state_flops_per_token + c->head_flops_per_row +
                             attention_flops(c, ctx, ctx + 1));
     double bytes = weight_bytes(c, batch) + batch * (c->state_bytes + attention_bytes(c, ctx, ctx + 1));
-    *r = (struct result){.tokens_s = batch / best,
-                         .seconds = best,
-                         .wall = wall,
-                         .passes = (uint32_t)o->repeats * DECODE_STEPS,
-                         .flops_share = flops / best / c->matrix_flops,
-                         .read_share = bytes / best / c->read_bytes_per_s};
-    snprintf(r->name, sizeof r->name, "decode batch %u", batch);
+    rate(r, c, batch, flops, bytes);
     return ok;
 }
 
@@ -266,7 +260,8 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
 {
     uint32_t side = c->vision_side;
     struct image_u8 img = {.width = side, .height = side, .rgb = calloc((size_t)side * side, 3)};
-    double best = 1e30, wall = 0;
+    *r = (struct result){.passes = 0};
+    snprintf(r->name, sizeof r->name, "images of %ux%u", side, side);
     bool ok = img.rgb != NULL && profile_start(e, o);
     for (uint32_t i = 0; ok && i < o->repeats; i++) {
         struct engine_features *f;
@@ -276,18 +271,11 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
         ok = engine_features_create(e, &img, &f, &err) == ST_OK;
         if (!ok) break;
         while (ok && !done) ok = engine_features_step(e, f, 0, &done, &err) == ST_OK;
-        t = now_s() - t;
-        wall += t;
+        lap(r, t, 1);
         engine_features_free(e, f);
-        if (t < best) best = t;
     }
     free(img.rgb);
-    *r = (struct result){.tokens_s = 1 / best,
-                         .seconds = best,
-                         .wall = wall,
-                         .passes = (uint32_t)o->repeats,
-                         .flops_share = c->vision_flops / best / c->matrix_flops};
-    snprintf(r->name, sizeof r->name, "images of %ux%u", side, side);
+    rate(r, c, 1, c->vision_flops, 0);
     return ok;
 }
 
@@ -343,10 +331,7 @@ static int measure(struct engine *e, const struct options *o)
     struct err err = {{0}};
     const struct model_info *m = engine_model(e);
     engine_caps(e, &caps);
-    if (engine_costs(e, &c, &err)) {
-        fprintf(stderr, "kvasir bench: %s\n", err.msg);
-        return 1;
-    }
+    if (engine_costs(e, &c, &err)) return bench_failed(&err), 1;
     const struct sampling_params greedy = {.top_p = 1,
                                            .repetition_penalty = 1,
                                            .logprobs = SAMPLING_NO_LOGPROBS,
@@ -407,10 +392,7 @@ int bench_run(const struct options *o, const char *dir)
     enum status st = engine_open(&opt, &e, &err);
     if (shape[0]) remove_shape(shape);
     if (drafter[0]) remove_shape(drafter);
-    if (st) {
-        fprintf(stderr, "kvasir bench: %s\n", err.msg);
-        return 1;
-    }
+    if (st) return bench_failed(&err), 1;
     int rc = measure(e, o);
     engine_close(e);
     return rc;

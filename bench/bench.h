@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 struct engine;
+struct err;
 struct options;
 struct sampling_params;
 
@@ -13,7 +14,8 @@ struct sampling_params;
 
 /* Measures the checkpoint in dir, or random weights of --shape. Returns the process's exit status. */
 int bench_run(const struct options *o, const char *dir);
-void bench_usage(void); /* --help */
+void bench_usage(void);                   /* --help */
+bool bench_failed(const struct err *err); /* says so; false */
 
 struct bench_drafts {
     double tokens_s, plain_tokens_s; /* of all sequences, with and without speculative decoding */

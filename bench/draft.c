@@ -77,7 +77,7 @@ static struct scheduler *stage(struct speeches *p, bool drafts)
     struct scheduler *sc;
     struct err err = {{0}};
     if (!sched_create(p->e, &opt, &sc, &err)) return sc;
-    fprintf(stderr, "kvasir bench: %s\n", err.msg);
+    (void)bench_failed(&err);
     return NULL;
 }
 
@@ -106,7 +106,7 @@ static bool play(struct speeches *p, struct scheduler *sc, bool note, struct out
         struct seq_id id;
         p->all[i].count = 0;
         ok = sched_submit(sc, &p->all[i].seq, &id, &err) == ST_OK;
-        if (!ok) fprintf(stderr, "kvasir bench: %s\n", err.msg);
+        if (!ok) (void)bench_failed(&err);
     }
     while (ok && ended < p->count) {
         sched_step(sc, (uint64_t)(now_s() * 1e6));

@@ -47,7 +47,7 @@ static bool invalid(struct http_parser *h, const char *message)
 
 static bool put(struct http_parser *h, struct buf *to, const char *data, size_t len)
 {
-    return buf_add(to, data, len) == ST_OK || bad(h, 503, "out_of_memory", "The server is out of memory.");
+    return !buf_add(to, data, len) || !api_nomem(&h->error);
 }
 
 static bool digit(char c)
