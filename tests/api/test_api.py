@@ -1304,8 +1304,8 @@ if __name__ == "__main__":
     shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_progress, test_stops,
               test_logprobs, test_ngrams, test_sigma, test_special_tokens, test_completions, test_refused,
               test_messages, test_images, test_tokenize, test_misspelt, test_http, test_wire, test_metrics]
-    alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
-             test_suppressed]
+    alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading,
+             test_answer_memory, test_overdue, test_start, test_suppressed]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL, "--prefill-chunk", "64")
