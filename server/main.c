@@ -145,7 +145,8 @@ static int inspect(const struct options *o, const char *dir)
     /* It is shown whether or not it would start; then what is in the way. */
     char *rest = strchr(text, '\n');
     if (starts) fputs(text, stdout);
-    else if (rest) printf("served     no: %s%s%s%s", err.msg, *seen.lacking.msg ? "; " : "", seen.lacking.msg, rest);
+    else if (rest)
+        printf("served     no: %s%s%s%s", err.msg, *seen.lacking.msg ? "; " : "", seen.lacking.msg, rest);
     if (fflush(stdout)) return 1;
     return starts ? 0 : fail(&err);
 }
