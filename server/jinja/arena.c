@@ -1,5 +1,6 @@
 /* Memory and errors of the template interpreter: a chunked bump arena with a byte ceiling, and the error
  * exit. */
+#include "config/base/assert.h"
 #include "server/jinja/internal.h"
 
 #include "config/base/checked.h"
@@ -12,6 +13,7 @@
 
 void jn_fail(struct jn_base *b, enum jinja_error_kind code, const char *fmt, ...)
 {
+    ASSERT(b->on_error && code != JINJA_OK);
     b->error.code = code;
     b->error.line = b->line;
     va_list ap;
@@ -32,6 +34,7 @@ void jn_fail(struct jn_base *b, enum jinja_error_kind code, const char *fmt, ...
 static struct jn_chunk *new_chunk(struct jn_base *b, size_t bytes)
 {
     size_t cap = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES, total;
+    ASSERT_CMP(b->arena.bytes, <=, b->arena.bytes_max);
     /* Big renders get big chunks, so that their number stays logarithmic. */
     if (b->arena.bytes / 4 > cap) cap = b->arena.bytes / 4;
     if (cap > b->arena.bytes_max - b->arena.bytes) cap = bytes;
@@ -67,6 +70,7 @@ void *jn_alloc_array(struct jn_base *b, size_t count, size_t size)
 
 void *jn_grow(struct jn_base *b, void *old, size_t old_bytes, size_t new_bytes)
 {
+    ASSERT_CMP(old_bytes, <=, new_bytes);
     struct jn_chunk *ch = b->arena.head;
     size_t old_rounded = (old_bytes + 15) & ~(size_t)15;
     if (old && ch && old_bytes && (char *)old + old_rounded == ch->data + ch->used &&

@@ -1,6 +1,7 @@
 /* `a.b`, `a['b']`, slices, and binding of call arguments to parameters. A missing attribute or element is
  * undefined, not an error; attributes of undefined are errors. What the reference's sandbox forbids (mutating
  * methods, names starting with an underscore) is undefined too. */
+#include "config/base/assert.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -16,6 +17,7 @@ static struct jinja_value loop_attr(struct jinja_ctx *c, struct jinja_value v, s
 {
     const struct jn_loop *l = v.u.p;
     uint32_t i = l->index0, n = l->items->count;
+    ASSERT_CMP(i, <, n);
     if (jn_str_is(name, "index")) return JN_V(JN_INT, i, (int64_t)i + 1);
     if (jn_str_is(name, "index0")) return JN_V(JN_INT, i, i);
     if (jn_str_is(name, "revindex")) return JN_V(JN_INT, i, (int64_t)n - i);
@@ -126,6 +128,7 @@ static int64_t clamp(int64_t i, int64_t lo, int64_t hi)
 static struct jinja_value slice_string(struct jinja_ctx *c, const struct jinja_str *s, int64_t from,
                                        int64_t count, int64_t step)
 {
+    ASSERT(from + (count ? count - 1 : 0) * step < s->chars || !count);
     if (!count) return jn_slice_bytes(c, s, 0, 0);
     jn_charge(c, s->len);
     if (step == 1)
@@ -187,6 +190,7 @@ struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, stru
 void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names,
              uint32_t count, uint32_t required, struct jinja_value *out)
 {
+    ASSERT_CMP(required, <=, count);
     if (a->count > count) jn_error(c, "%s() takes at most %u arguments (%u given)", func, count, a->count);
     for (uint32_t i = 0; i < count; i++) out[i] = i < a->count ? a->pos[i] : JN_V(JN_MISSING, i, 0);
     for (uint32_t k = 0; k < a->kw_count; k++) {

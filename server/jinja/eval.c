@@ -1,4 +1,5 @@
 /* Expressions: tree + scope -> value, and calls. */
+#include "config/base/assert.h"
 #include "config/base/clock.h"
 #include "server/jinja/internal.h"
 
@@ -70,6 +71,7 @@ void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_sc
             jn_list_push(c, pos.u.l, jn_eval(c, n, s));
         }
     }
+    ASSERT_CMP(names.u.l->count, ==, vals.u.l->count);
     *out = (struct jn_args){.pos = pos.u.l->v,
                             .count = pos.u.l->count,
                             .names = names.u.l->v,

@@ -51,6 +51,7 @@ static void assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_
             jn_error(c, "a namespace cannot store attributes that start with an underscore");
         jn_dict_put(c, ns.u.d, target->value, v);
     } else {
+        ASSERT_CMP(target->kind, ==, K_TUPLE);
         const struct jinja_list *l = jn_items_of(c, v);
         if (l->count != target->list.count)
             jn_error(c, "cannot unpack %u values into %u names", l->count, target->list.count);
@@ -69,6 +70,7 @@ static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *bo
     sb.max = c->base.limits.output_bytes_max;
     c->out = &sb;
     (void)exec(c, body, s); /* break and continue end at a captured body */
+    ASSERT(c->out == &sb);
     c->out = outer;
     return jn_sb_value(c, &sb);
 }
@@ -105,6 +107,7 @@ static enum flow exec_for(struct jinja_ctx *c, const struct jn_node *n, struct j
         if (flow == FLOW_BREAK) break;
         finished |= flow == FLOW_ON;
     }
+    ASSERT(c->running == loop);
     c->running = loop->outer;
     /* The reference runs `else` when no iteration completed, also because of break or continue. A `break` in
      * it belongs to the enclosing loop. */
@@ -395,6 +398,8 @@ static void run(struct jinja_ctx *c)
     jn_define_globals(c);
     /* The root scope may be captured by macros, so it must live as long as the render. */
     exec(c, &c->t->body, new_scope(c, NULL));
+    ASSERT_CMP(c->depth, ==, 0);
+    ASSERT(!c->running && c->out == &c->top);
 }
 
 static bool run_guarded(struct jinja_ctx *c)
@@ -428,6 +433,7 @@ static enum status hand_over(struct jinja_ctx *c, struct jinja_output *out)
                                      .source = sb->runs[i].origin >> 2};
         at = sb->runs[i].end;
     }
+    ASSERT_CMP(at, ==, sb->len);
     *out = (struct jinja_output){.text = text, .len = sb->len, .runs = runs, .run_count = sb->run_count};
     sb->p = NULL;
     return ST_OK;
@@ -436,6 +442,7 @@ static enum status hand_over(struct jinja_ctx *c, struct jinja_output *out)
 enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out,
                          struct jinja_error *err)
 {
+    ASSERT(!c->t); /* a context serves one render */
     *err = (struct jinja_error){0};
     c->t = t;
     c->top =

@@ -1,5 +1,6 @@
 /* Filters on text, numbers and whole values, filter calls, and tests. Filters on sequences are in
  * jinja/filters_seq.c. */
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -199,6 +200,7 @@ struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinj
         jn_error(c, "no filter named '%.*s'", name.type == JN_STR ? (int)(name.u.s->len & 63) : 0,
                  name.type == JN_STR ? name.u.s->p : "");
     uint32_t i = (uint32_t)func;
+    ASSERT_CMP(i, <, jn_text_filter_count + jn_seq_filter_count);
     const struct jn_filter *f =
         i < jn_text_filter_count ? &jn_text_filters[i] : &jn_seq_filters[i - jn_text_filter_count];
     struct jinja_value arg[JN_FILTER_ARGS];
@@ -276,6 +278,7 @@ bool jn_call_test(struct jinja_ctx *c, int32_t func, struct jinja_value name, st
     if (func < 0)
         jn_error(c, "no test named '%.*s'", name.type == JN_STR ? (int)(name.u.s->len & 63) : 0,
                  name.type == JN_STR ? name.u.s->p : "");
+    ASSERT_CMP(func, <, sizeof tests / sizeof *tests);
     const char *param = func == TEST_DIVISIBLEBY ? "num" : func == TEST_IN ? "seq" : "-";
     struct jinja_value arg = JN_V(JN_MISSING, i, 0);
     jn_bind(c, tests[func].name, a, &param, tests[func].args, tests[func].args, &arg);

@@ -1,5 +1,6 @@
 /* Filters on sequences and mappings. Lazy results of the reference are computed eagerly; the result is still
  * consumed only once. */
+#include "config/base/assert.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -24,6 +25,7 @@ static void add_part(struct jinja_ctx *c, struct getter *g, const struct jinja_s
 {
     int64_t n = 0;
     bool number = to > from && to - from < 18;
+    ASSERT(from <= to && to <= s->len);
     if (g->count == ATTR_PARTS_MAX) jn_error(c, "an attribute path has too many parts");
     for (size_t i = from; i < to; i++) {
         number = number && s->p[i] >= '0' && s->p[i] <= '9';

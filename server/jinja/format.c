@@ -1,5 +1,6 @@
 /* `'%s' % x` and `'{}'.format(x)`, as far as templates use them: without widths, precisions and bases of
  * numbers. Origins are kept. */
+#include "config/base/assert.h"
 #include "server/jinja/internal.h"
 
 /* ---- printf style ---- */
@@ -34,6 +35,7 @@ static const char *percent_one(struct percent *x, struct jn_sb *sb, const struct
         x->mapped = true;
         p = close + 1;
     }
+    ASSERT(p <= end);
     char type = p < end ? *p++ : '\0';
     if (type == '%') {
         jn_sb_bytes(c, sb, "%", 1, jn_origin_at(fmt, (size_t)(p - 1 - fmt->p)));

@@ -1,6 +1,7 @@
 /* Template source -> tokens: white space control, raw blocks, comments, literals. The rules are Jinja2's
  * lexer with trim_blocks and lstrip_blocks on. Runs at parse time on any thread; memory from the template's
  * arena. */
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "config/base/hex.h"
 #include "server/jinja/internal.h"
@@ -19,6 +20,7 @@ static void push(struct lex *x, enum jn_tok type, const char *p, size_t len, con
 {
     struct jn_tokens *o = x->out;
     JN_ROOM(x->b, o->v, o->count, o->cap);
+    ASSERT(type == T_STRING || (p >= x->src && p + len <= x->end));
     struct jn_token *t = &o->v[o->count++];
     *t = (struct jn_token){.type = (uint8_t)type, .line = x->line, .p = p, .len = (uint32_t)len};
     if (op) memcpy(t->op, op, strlen(op));

@@ -347,6 +347,7 @@ static struct jinja_value make_range(struct jinja_ctx *c, const struct jn_args *
     uint64_t span = 0, stride = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
     if (step > 0 && stop > start) span = (uint64_t)stop - (uint64_t)start;
     if (step < 0 && stop < start) span = (uint64_t)start - (uint64_t)stop;
+    ASSERT(stride);
     uint64_t count = span / stride + (span % stride != 0);
     if (count > c->base.limits.range_max)
         jn_fail(&c->base, JINJA_LIMIT, "range too big: the sandbox blocks ranges larger than %u",
@@ -439,6 +440,7 @@ struct jinja_value jn_call_func(struct jinja_ctx *c, uint32_t func, const struct
 {
     static const char *const message[] = {"message"};
     struct jinja_value v;
+    ASSERT_CMP(func, <, F_COUNT);
     switch (func) {
     case F_RANGE: return make_range(c, a);
     case F_DICT: return make_dict(c, a, "dict");

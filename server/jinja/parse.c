@@ -1,5 +1,6 @@
 /* Tokens -> expression trees: Jinja2's grammar and precedence (`~` binds tighter than `+`, filters and
  * tests bind to the operand before them). Statements are in jinja/stmt.c. */
+#include "config/base/assert.h"
 #include "server/jinja/internal.h"
 
 #include <errno.h>
@@ -91,6 +92,7 @@ struct jn_node *jn_new_node(struct jn_parser *p, enum jn_kind kind)
 /* Capacity is the power of two at or above the count, so it needs no field. */
 void jn_push_node(struct jn_parser *p, struct jn_nodes *list, struct jn_node *n)
 {
+    ASSERT(n);
     if ((list->count & (list->count - 1)) == 0) {
         size_t cap = list->count ? (size_t)list->count * 2 : 1;
         list->v = jn_grow(p->b, list->v, list->count * sizeof *list->v, cap * sizeof *list->v);

@@ -1,5 +1,6 @@
 /* Tokens -> statement trees, and the public API of a parsed template: symbols, parse and free, what it reads.
  */
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -341,6 +342,7 @@ static void build(struct jinja_template *t, const char *src, size_t len)
     jn_lex(&t->base, t->src, t->src_len, &tokens);
     struct jn_parser p = {.t = t, .b = &t->base, .tok = tokens.v};
     t->body = parse_body(&p, NULL);
+    ASSERT(!p.depth && !p.loop_depth && !p.in_macro && !p.soft);
 }
 
 enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits,

@@ -1,6 +1,7 @@
 /* Strings of the template interpreter: text plus, byte by byte, its origin. Every operation that builds
  * strings uses the builder here, which preserves origins. Also operations shared by filters and str methods.
  */
+#include "config/base/assert.h"
 #include "config/base/decimal.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
@@ -68,6 +69,7 @@ static uint32_t run_at(const struct jinja_str *s, size_t byte)
 
 uint32_t jn_origin_at(const struct jinja_str *s, size_t byte)
 {
+    ASSERT_CMP(byte, <=, s->len);
     if (!s->run_count) return s->origin;
     uint32_t i = run_at(s, byte);
     return s->runs[i < s->run_count ? i : s->run_count - 1].origin;
@@ -75,6 +77,7 @@ uint32_t jn_origin_at(const struct jinja_str *s, size_t byte)
 
 void jn_sb_slice(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, size_t from, size_t to)
 {
+    ASSERT(from <= to && to <= s->len);
     if (!s->run_count) {
         jn_sb_bytes(c, sb, s->p + from, to - from, s->origin);
         return;
@@ -93,6 +96,7 @@ void jn_sb_str(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s)
 
 struct jinja_value jn_sb_value(struct jinja_ctx *c, struct jn_sb *sb)
 {
+    ASSERT_CMP(sb->run_count ? sb->runs[sb->run_count - 1].end : 0, ==, sb->len);
     struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
     *s = (struct jinja_str){.p = sb->len ? sb->p : "", .len = (uint32_t)sb->len, .origin = JINJA_TEMPLATE};
     s->chars = (uint32_t)jn_count_chars(s->p, s->len);
@@ -115,6 +119,7 @@ struct jinja_value jn_lit(struct jinja_ctx *c, const char *text)
 /* Shares the bytes of s; only the runs inside the window are copied. */
 struct jinja_value jn_slice_bytes(struct jinja_ctx *c, const struct jinja_str *s, size_t from, size_t to)
 {
+    ASSERT(from <= to && to <= s->len);
     struct jinja_str *o = jn_alloc(&c->base, sizeof *o);
     jn_charge(c, to - from);
     *o = (struct jinja_str){.p = s->p + from, .len = (uint32_t)(to - from), .origin = s->origin};
@@ -328,6 +333,7 @@ struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, stru
                             int sides)
 {
     const struct jinja_str *set = NULL;
+    ASSERT(sides >= 1 && sides <= 3);
     if (chars.type == JN_STR) set = chars.u.s;
     else if (chars.type != JN_NONE && chars.type != JN_MISSING) jn_error(c, "strip arg must be None or str");
     const char *a = s->p, *b = s->p + s->len, *next;

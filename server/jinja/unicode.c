@@ -1,5 +1,6 @@
 /* Characters for the template interpreter: UTF-8 and the classes that Python's str methods use. Case mapping
  * is per character. Pure. */
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -120,6 +121,7 @@ uint32_t jn_to_title(uint32_t cp)
 const char *jinja_trim(const char *text, size_t *len, int sides)
 {
     const char *a = text, *b = text + *len, *next;
+    ASSERT(sides >= 1 && sides <= 3);
     while ((sides & 1) && a < b && jn_is_space(jn_decode(a, b, &next))) a = next;
     while ((sides & 2) && a < b) {
         const char *q = b - 1;

@@ -13,6 +13,7 @@
 
 struct jinja_value jn_new_list(struct jinja_ctx *c, enum jn_type type, uint32_t cap)
 {
+    ASSERT(type == JN_LIST || type == JN_TUPLE);
     struct jinja_list *l = jn_alloc(&c->base, sizeof *l);
     *l = (struct jinja_list){.v = cap ? jn_alloc_array(&c->base, cap, sizeof *l->v) : NULL, .cap = cap};
     return JN_V((uint8_t)type, l, l);
@@ -168,6 +169,7 @@ struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text)
 
 void jn_fail_undef(struct jinja_ctx *c, struct jinja_value v)
 {
+    ASSERT_CMP(v.type, ==, JN_UNDEF);
     const struct jinja_str *s = v.u.s;
     int len = s ? (s->len > 100 ? 100 : (int)s->len) : 0;
     const char *name = s ? s->p : "",
@@ -333,6 +335,7 @@ static int compare_digits(const char *a, size_t na, const char *b, size_t nb)
 
 static int big_compare(struct jinja_value big, struct jinja_value other)
 {
+    ASSERT_CMP(big.type, ==, JN_BIG);
     const struct jinja_str *s = big.u.s;
     char text[400]; /* a double has up to 309 digits */
     int sign = *s->p == '-' ? -1 : 1;
@@ -419,6 +422,7 @@ static bool compare_lists(struct jinja_ctx *c, enum jn_op op, const struct jinja
 bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b)
 {
     static const char *const signs[] = {"<", "<=", ">", ">="};
+    ASSERT(op >= OP_LT && op <= OP_GE);
     int64_t ia = 0, ib = 0;
     double fa = 0, fb = 0;
     if (a.type == JN_UNDEF) jn_fail_undef(c, a);
