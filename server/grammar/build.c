@@ -1,6 +1,7 @@
 /* See build.h. Its result is what machine.c runs. */
 #include "server/grammar/build.h"
 
+#include "config/base/assert.h"
 #include "config/base/id_table.h"
 #include "config/base/list.h"
 #include "server/grammar/machine.h"
@@ -54,7 +55,7 @@ static void grammar_free(struct grammar *g)
 
 struct grammar *grammar_ref(struct grammar *g)
 {
-    atomic_fetch_add(&g->refs, 1);
+    ASSERT_CMP(atomic_fetch_add(&g->refs, 1), >, 0);
     return g;
 }
 
@@ -152,8 +153,11 @@ gx gb_members(struct grammar_builder *b, const struct gb_members *m)
 {
     struct gx_node node;
     if (b->st || !m->comma || m->wants > GB_WANTS_MAX) return 0;
-    for (size_t i = 0; i < m->count; i++)
+    for (size_t i = 0; i < m->count; i++) {
+        ASSERT(m->list[i].name < m->names || m->list[i].name == GB_FURTHER);
+        ASSERT_CMP(m->list[i].gives, <, 1u << m->wants);
         if (!m->list[i].what) return 0;
+    }
     if (members__add(b->g, m, &node)) return add(b, node);
     b->st = ST_NOMEM;
     return 0;
@@ -166,6 +170,7 @@ gx gb_rule(struct grammar_builder *b)
 
 void gb_define(struct grammar_builder *b, gx rule, gx body)
 {
+    ASSERT(!rule || b->g->nodes[rule].kind == GX_RULE);
     if (rule && body) b->g->nodes[rule].a = body;
 }
 
@@ -296,6 +301,7 @@ static enum status left_recursion(struct grammar *g, struct err *err)
             stack[depth++] = (struct frame){child, 0};
         }
     }
+    ASSERT(st || !depth);
     free(color);
     free(stack);
     return st;
@@ -326,6 +332,7 @@ static enum status check(struct grammar_builder *b, gx start, struct err *err)
 enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out, struct err *err)
 {
     struct grammar *g = b->g;
+    ASSERT(g); /* finished once */
     enum status st = check(b, start, err);
     rx_pool_stop(g->pool, NULL);
     if (!st) {
@@ -351,6 +358,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
 
 gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max)
 {
+    ASSERT(a && a < g->node_count && min <= max);
     uint32_t hash = (uint32_t)mix((uint64_t)a << 32 | min, max), at = hash;
     for (uint32_t id; (id = id_table_next(&g->repeat_table, hash, &at));)
         if (g->nodes[id].a == a && g->nodes[id].b == min && g->nodes[id].c == max) return id;

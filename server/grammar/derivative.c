@@ -1,5 +1,6 @@
 /* See regex.h: residuals. The transitions of an expression are found once, by a closure over its positions;
  * the residual after a byte is the set of what follows them. */
+#include "config/base/assert.h"
 #include "config/base/list.h"
 #include "server/grammar/regex_pool.h"
 
@@ -59,6 +60,7 @@ static bool same_but_count(const struct rx_pool *p, const struct counted *x, con
 
 static rx with_count(struct rx_pool *p, const struct counted *c)
 {
+    ASSERT(c->at < SPINE_MAX && c->min <= c->max);
     rx cells[SPINE_MAX], x = c->item;
     for (uint32_t i = 0; i < c->at; i++, x = p->nodes[x].b) cells[i] = p->nodes[x].a;
     rx out = rx__cons(
@@ -212,6 +214,7 @@ static bool first_make(struct rx_pool *p, rx a)
             visit(p, &todo, n.a, rx__cons(p, less, f.rest));
         }
     }
+    ASSERT(p->st || (!todo && p->nodes[a].first_count == FIRST_UNKNOWN));
     p->nodes[a].first = (uint32_t)from;
     p->nodes[a].first_count = (uint32_t)(p->first_count - from);
     p->nodes[a].first_work = rx__since(p, before);
@@ -299,6 +302,7 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     if (!LIST_RESERVE(p->memo, p->memo_cap, p->memo_count + 2) ||
         !id_table_add(&p->memo_table, hash, (uint32_t)++p->memo_count))
         return rx__fail(p, ST_NOMEM);
+    ASSERT_CMP(p->memo_count, <=, MEMO_MAX);
     p->memo[p->memo_count] = (struct memo){a, out, rx__since(p, before), byte};
     return out;
 }

@@ -1,6 +1,7 @@
 /* See ebnf.h. */
 #include "server/grammar/ebnf.h"
 
+#include "config/base/assert.h"
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
 #include "config/base/id_table.h"
@@ -181,6 +182,7 @@ enode ebnf_rule(struct ebnf *e, size_t from, size_t to)
 void ebnf_define(struct ebnf *e, enode rule, enode body)
 {
     if (e->st || !rule) return;
+    ASSERT_CMP(e->nodes[rule].kind, ==, E_RULE);
     struct ebnf_rule *r = &e->rules[e->nodes[rule].first];
     size_t to = ebnf_name(e, r->from);
     if (r->body)
@@ -343,6 +345,7 @@ static struct ebnf_part many(struct ebnf *e, enode first, bool alt)
 
 static struct ebnf_part rule(struct ebnf *e, uint32_t number)
 {
+    ASSERT_CMP(number, <, e->rule_count);
     struct ebnf_rule *r = &e->rules[number];
     if (r->state == RULE_NEW) {
         r->state = RULE_OPEN;
@@ -404,6 +407,7 @@ gx ebnf_compile(struct ebnf *e)
     if (e->ignored) e->gap = repeated(e, compile(e, e->ignored), 0, RX_NO_LIMIT);
     struct ebnf_part out = rule(e, (uint32_t)json_integer_value(start));
     if (e->ignored) out = both(e, e->gap, out);
+    ASSERT(e->st || !e->depth);
     gx g = e->st ? 0 : lift(e, out);
     if (rx_status(e->p)) ebnf_refuse(e, rx_status(e->p), "the grammar is too large");
     return e->st ? 0 : g;

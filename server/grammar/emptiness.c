@@ -1,4 +1,5 @@
 /* See regex.h: questions about whole languages, answered by bounded walks over residuals. */
+#include "config/base/assert.h"
 #include "server/grammar/regex_pool.h"
 
 #include <string.h>
@@ -53,6 +54,7 @@ static bool search_put(struct search *q, rx x, rx y)
     for (; q->seen[h & (q->cap - 1)]; h++)
         if (q->seen[h & (q->cap - 1)] == key + 1) return true;
     if (q->count == q->states) return false;
+    ASSERT(q->count < q->cap / 2 && q->depth <= q->states); /* a free slot ends each search */
     q->seen[h & (q->cap - 1)] = key + 1;
     q->count++;
     q->path[q->depth++] = (struct at){.x = x, .y = y};
@@ -132,6 +134,7 @@ static enum emptiness life_of(struct rx_pool *p, rx a, size_t states)
         if (part != LIFE_SOME) out = part;
     }
     if (p->st) return LIFE_UNSURE;
+    ASSERT(out != LIFE_UNKNOWN);
     p->nodes[a].emptiness = (uint8_t)out;
     p->nodes[a].life_work = rx__since(p, before);
     return out;

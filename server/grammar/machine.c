@@ -1,4 +1,5 @@
 /* See machine.h. */
+#include "config/base/assert.h"
 #include "config/base/id_table.h"
 #include "config/base/list.h"
 #include "server/grammar/machine.h"
@@ -140,6 +141,7 @@ static void begin(struct grammar *g, uint32_t continuation)
     bool accepts = begin_all(g, &w);
     struct continuation *c = &g->continuations[continuation];
     if (!fine(g)) return;
+    ASSERT(!c->known && from <= g->item_count);
     c->work = (uint32_t)(rx_pool_work(g->pool) - before);
     c->items = (uint32_t)from;
     c->item_count = (uint32_t)(g->item_count - from);
@@ -200,6 +202,7 @@ static bool place_add(struct grammar *g, struct item p)
 /* The state of the merged items from `from` on; consumes them. */
 static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 {
+    ASSERT_CMP(from, <=, g->item_count);
     struct item *p = g->items + from;
     uint32_t m = (uint32_t)(g->item_count - from);
     g->item_count = from;
@@ -309,6 +312,7 @@ static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 
 struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 {
+    ASSERT(state != STATE_DEAD && state < g->state_count);
     if (g->failed || g->full || g->later || (!g->states[state].transitions && !transitions_make(g, state)))
         return NULL;
     struct transitions *m = g->states[state].transitions;
@@ -330,6 +334,7 @@ struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 static bool first_state(struct grammar *g)
 {
     bool over, made = false;
+    ASSERT(!g->continuation_count && !g->state_count);
     g->continuation_count = 1; /* the end */
     g->continuations[0] = (struct continuation){0};
     g->state_count = 1; /* none */

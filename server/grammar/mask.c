@@ -1,6 +1,7 @@
 /* Masks of a grammar's states: computed by an interruptible walk over the vocabulary trie, and cached. */
 #include "server/grammar/mask.h"
 
+#include "config/base/assert.h"
 #include "config/base/clock.h"
 
 #include <stdlib.h>
@@ -178,6 +179,7 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
         *out = at->mask;
         return MASK_READY;
     }
+    ASSERT(!w->mask && state < g->state_count);
     w->mask = malloc(mask__bytes(g));
     if (!w->mask) {
         *why = MATCHER_MEMORY;
@@ -203,6 +205,7 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
 enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
                             struct mask **out, enum matcher_failure *why)
 {
+    ASSERT(w->mask && g->masks->vocab == v);
     struct mask *mask = w->mask;
     bool done = !g->full && walk(g, v, w, p), any = false;
     if (g->full || (!done && !g->failed)) return MASK_LATER;

@@ -1,4 +1,5 @@
 /* The mask cache of a grammar. */
+#include "config/base/assert.h"
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>
@@ -17,6 +18,7 @@ size_t mask__bytes(const struct grammar *g)
 void mask__drop(struct grammar *g, struct mask *mask)
 {
     if (!mask || atomic_fetch_sub(&mask->refs, 1) > 1) return;
+    ASSERT_CMP(mask__bytes(g), <=, atomic_load(&g->masks->bytes));
     atomic_fetch_sub(&g->masks->bytes, mask__bytes(g));
     free(mask);
 }
@@ -45,6 +47,7 @@ struct kept *mask__kept(struct masks *k, uint32_t state)
 void mask__keep(struct grammar *g, uint32_t state, struct mask *mask)
 {
     struct masks *k = g->masks;
+    ASSERT(state != STATE_DEAD && !mask__kept(k, state));
     struct kept *to = &k->kept[0];
     for (uint32_t i = 1; i < MASKS; i++)
         if (k->kept[i].used < to->used) to = &k->kept[i];

@@ -2,6 +2,7 @@
  * come first; the others are finished one by one, so that few hold memory. */
 #include "server/grammar/mask.h"
 
+#include "config/base/assert.h"
 #include "config/base/clock.h"
 
 #include <stdlib.h>
@@ -77,6 +78,7 @@ static void idle(struct mask_threads *t, int64_t now)
 /* Likewise: one slice of m's work. */
 static void slice(struct mask_threads *t, struct matcher *m, bool large)
 {
+    ASSERT(atomic_load(&m->job));
     pthread_mutex_unlock(&t->lock);
     bool done = matcher__slice(m);
     if (done) {

@@ -1,5 +1,6 @@
 /* Follows a sequence through a grammar: the states after its tokens, and the masks of those where it samples.
  * See mask.h. */
+#include "config/base/assert.h"
 #include "config/base/list.h"
 #include "server/grammar/mask.h"
 
@@ -8,7 +9,9 @@
 
 static void unref(struct matcher *m)
 {
-    if (atomic_fetch_sub(&m->refs, 1) > 1) return;
+    unsigned refs = atomic_fetch_sub(&m->refs, 1);
+    ASSERT_CMP(refs, >, 0);
+    if (refs > 1) return;
     mask__drop(m->g, m->walk.mask);
     for (uint32_t i = 0; i < READY; i++) mask__drop(m->g, m->ready[i].mask);
     grammar_unref(m->g);
@@ -145,6 +148,8 @@ static uint64_t allowance(const struct matcher *m)
 static enum mask_state resolve(struct matcher *m, enum mask_state st, struct mask *mask,
                                enum matcher_failure why, bool planner)
 {
+    ASSERT((st == MASK_READY) == (mask != NULL) && st != MASK_LATER);
+    ASSERT_CMP(m->count, <=, m->target);
     struct ready *r = &m->ready[m->target % READY];
     struct reached *at = &m->at[m->target];
     if (st == MASK_READY && !at->charged) {
@@ -175,6 +180,7 @@ static void abandon(struct matcher *m)
  * not depend on others. */
 static enum mask_state begin_anew(struct matcher *m)
 {
+    ASSERT(m->g->masks->owner == m);
     mask__abandon(m->g, &m->walk);
     if (m->clean) return resolve(m, MASK_FAILED, NULL, MATCHER_MASK_COST, false);
     machine__drop(m->g);
@@ -314,6 +320,7 @@ bool matcher__slice(struct matcher *m)
 
 void matcher__done(struct matcher *m)
 {
+    ASSERT(atomic_load(&m->job));
     atomic_store(&m->job, false);
     unref(m);
 }

@@ -1,5 +1,6 @@
 /* Members of an object or array during matching (build.h's gb_members). A member state records what is
  * written so far. States are built when reached, so names in any order cost only what a text visits. */
+#include "config/base/assert.h"
 #include "config/base/id_table.h"
 #include "config/base/list.h"
 #include "server/grammar/machine.h"
@@ -74,6 +75,7 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
 {
     struct members *m = g->members ? g->members : (g->members = calloc(1, sizeof *m));
     uint32_t words = from->names / 32 + 1;
+    ASSERT_CMP(from->wants, <=, GB_WANTS_MAX);
     struct table t = {.count = from->count,
                       .names = from->names,
                       .words = words,
@@ -280,6 +282,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
 {
     struct members *m = g->members;
     uint32_t from = g->nodes[node].a;
+    ASSERT(g->nodes[node].kind == GX_MEMBERS && from < m->word_count);
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
     /* Space for a state and a set. */
@@ -327,6 +330,7 @@ void members__drop(struct grammar *g)
 {
     struct members *m = g->members;
     if (!m) return;
+    ASSERT_CMP(m->word_base, <=, m->word_count);
     m->word_count = m->word_base;
     LIST_FIT(m->words, m->word_cap, m->word_count);
     id_table_free(&m->found);

@@ -1,6 +1,7 @@
 /* See regex.h: expressions. They are kept in a normal form: right-nested sequences, sorted lists of
  * alternatives, byte sets merged, common prefixes factored out. A residual is a set of items: an item is a
  * sequence of cells, the rest of the innermost sequence first, then of the enclosing ones. */
+#include "config/base/assert.h"
 #include "config/base/list.h"
 #include "server/grammar/regex_pool.h"
 
@@ -130,6 +131,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
 /* The node with these parts: existing or new. */
 rx rx__intern(struct rx_pool *p, struct node n, const uint32_t *items)
 {
+    ASSERT(n.kind > K_EMPTY && n.kind <= K_MULTIPLE);
     if (p->st) return RX_NONE;
     uint32_t listed = is_list(n.kind) ? n.b : 0;
     rx_spend(p, WORK_NODE + listed);
@@ -276,6 +278,7 @@ size_t rx_pool_bytes(const struct rx_pool *p)
 
 void rx_pool_cut(struct rx_pool *p)
 {
+    ASSERT(p->base && p->base <= p->count);
     caches_free(p);
     memset(p->taken, 0, sizeof p->taken);
     p->st = ST_OK;
@@ -366,6 +369,7 @@ static int by_number(const void *a, const void *b)
 void rx__sort(struct rx_pool *p, size_t from)
 {
     size_t n = from;
+    ASSERT_CMP(from, <=, p->part_count);
     for (size_t i = from + 1; i < p->part_count; i++)
         if (p->parts[i - 1] >= p->parts[i]) {
             qsort(p->parts + from, p->part_count - from, sizeof *p->parts, by_number);
@@ -413,6 +417,7 @@ static rx factor(struct rx_pool *p, rx x, rx y)
 /* The node of the list, if it is none of these special cases; removes the list. */
 static rx list_end(struct rx_pool *p, size_t from, enum kind kind, rx empty)
 {
+    ASSERT_CMP(from, <=, p->part_count);
     size_t n = p->part_count - from;
     rx *items = p->parts + from;
     p->part_count = from;

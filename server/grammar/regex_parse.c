@@ -2,6 +2,7 @@
  * quote, which can't occur inside. */
 #include "server/grammar/regex_parse.h"
 
+#include "config/base/assert.h"
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
 #include "config/base/id_table.h"
@@ -153,6 +154,7 @@ static rx set_end(struct parser *r, struct list *s, bool negated)
         next = to + 1;
     }
     if (negated && next <= LAST) list_add(r, &out, chars(r, next, LAST));
+    ASSERT(s->count % 2 == 0 || r->st);
     free(s->items);
     *s = (struct list){0};
     return list_end(r, &out, rx_alt_list);
@@ -708,6 +710,7 @@ static enum status parse(struct parser *r, rx *out)
     (void)end_of(r, 0, false, &looks);
     r->bounds = looks & LOOKS_BEHIND;
     *out = r->st ? RX_NONE : alternatives(r, TOP);
+    ASSERT(r->st || !r->depth);
     if (!r->st && r->at < r->len) (void)refuse(r, ST_INVALID, "has a ) too many");
     if (!r->st && rx_status(r->p)) (void)refuse(r, rx_status(r->p), "is too large");
     return r->st;

@@ -1,4 +1,5 @@
 /* See vocab.h. */
+#include "config/base/assert.h"
 #include "config/base/list.h"
 #include "server/grammar/vocab.h"
 
@@ -78,6 +79,7 @@ static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted 
         const struct sorted *x = &list[i];
         if (in_token_class(x, without)) continue;
         if (last && last->len == x->len && memcmp(last->s, x->s, x->len) == 0) continue; /* same bytes */
+        ASSERT(x->len && x->len <= TOKEN_MAX);
         uint32_t same = 0;
         while (last && same < x->len && same < depth && last->s[same] == x->s[same]) same++;
         while (depth > same) t->nodes[path[--depth]].skip = t->count;
@@ -120,6 +122,7 @@ static bool copy_bytes(struct grammar_vocab *v, const struct grammar_token *toke
         memcpy(v->bytes + at, tokens[i].bytes, tokens[i].len);
         at += tokens[i].len;
     }
+    ASSERT_CMP(at, <=, all);
     v->at[v->count] = at;
     return true;
 }

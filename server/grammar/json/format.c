@@ -1,4 +1,5 @@
 /* String formats as regular expressions, from the RFCs that JSON Schema names. */
+#include "config/base/assert.h"
 #include "server/grammar/json/schema.h"
 #include "server/grammar/regex_parse.h"
 
@@ -89,6 +90,7 @@ static rx leap_seconds(struct schema_maker *m, const char *before)
         n += snprintf(text + n, (size_t)(size - n),
                       "%02d:..:60" PART "(?:-%02d:|\\+%02d:(?:0[1-9]|[1-9])|\\+%02d:00)|", h, 23 - h, h,
                       (h + 1) % 24);
+    ASSERT(n > 0 && n < size);
     text[n - 1] = ')'; /* not the last | */
     n += snprintf(text + n, (size_t)(size - n), "[0-9]{2}:(?:");
     for (int k = 0; k < 60; k++)
@@ -107,6 +109,7 @@ rx schema_format(struct schema_maker *m, const char *name)
         if (strcmp(formats[i][0], name) != 0) continue;
         if (m->formats[i]) return m->formats[i];
         int n = snprintf(text, sizeof text, "^(?:%s)$", formats[i][1]);
+        ASSERT(n > 0 && n < (int)sizeof text);
         if (regex_parse_json(m->p, text, (size_t)n, &out, &error)) return RX_NONE;
         if (i == 1 || i == 2) out = rx_alt(m->p, out, leap_seconds(m, i == 2 ? DATE "[tT]" : ""));
         return m->formats[i] = out;

@@ -1,5 +1,6 @@
 /* See number.h. Bounds are compared digit by digit: first the integral part, which has no leading zeros,
  * so that a longer one is larger, then the fraction. */
+#include "config/base/assert.h"
 #include "server/grammar/json/number.h"
 
 #include <math.h>
@@ -15,6 +16,7 @@ struct decimal { /* a magnitude: digits before and after the point, without trai
 
 static void decimal_of(double v, struct decimal *d)
 {
+    ASSERT(isfinite(v));
     v = fabs(v);
     /* The shortest digits of this number. */
     int n = 0;
@@ -118,6 +120,7 @@ static rx one_of(struct rx_pool *p, char a, char b)
 /* Magnitudes below 1 (sign -1) or from 1 up: d.ddd with an exponent in the range of doubles. */
 static rx scientific(struct rx_pool *p, int sign)
 {
+    ASSERT(sign == 1 || sign == -1);
     rx zeros = rx_repeat(p, digits(p, 0, 0), 0, RX_NO_LIMIT),
        part = rx_repeat(p, rx_concat(p, rx_literal(p, ".", 1), some(p, 1, RX_NO_LIMIT)), 0, 1),
        size = rx_alt(p, rx_concat(p, digits(p, 1, 9), some(p, 0, 1)),

@@ -1,5 +1,6 @@
 /* Objects and arrays of JSON schemas. Property keywords of several schemas apply together: SK_ALL has the
  * additional ones (merge.c), and each name and pattern is checked against all. */
+#include "config/base/assert.h"
 #include "config/base/id_table.h"
 #include "config/base/list.h"
 #include "server/grammar/json/schema.h"
@@ -159,6 +160,7 @@ static void list_wanted(struct object *o)
 static bool split(struct object *o, rx by, json_t *schema, uint64_t matched, uint32_t wanted)
 {
     struct rx_pool *p = o->m->p;
+    ASSERT(o->class_count <= CLASSES_MAX && o->wants <= GB_WANTS_MAX);
     for (size_t i = o->class_count; i-- > 0;) {
         struct kind *c = &o->classes[i];
         rx in = rx_and(p, c->names, by), out = rx_and(p, c->names, rx_not(p, by));
@@ -350,6 +352,7 @@ static gx unique(struct schema_maker *m, json_t *values, uint32_t min, uint32_t 
 static gx containing(struct schema_maker *m, json_t *item, const json_t *const *some, uint32_t wants,
                      uint32_t min, uint32_t max, const struct path *at)
 {
+    ASSERT(wants && wants <= GB_WANTS_MAX);
     struct gb_member list[1u << GB_WANTS_MAX];
     struct path in = {at, "contains", 0};
     size_t n = 0;

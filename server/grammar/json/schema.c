@@ -1,6 +1,7 @@
 /* JSON Schema (drafts 4 to 2020-12) -> grammars. Conjunctions of schemas are merged into one first; then each
  * possible type of a value is one alternative. Keywords that can't be enforced are rejected with their place;
  * annotations are ignored. */
+#include "config/base/assert.h"
 #include "server/grammar/json/schema.h"
 #include "config/base/decimal.h"
 
@@ -38,6 +39,7 @@ static rx blank(struct schema_maker *m)
 
 gx schema_sign(struct schema_maker *m, const char *text)
 {
+    ASSERT(text[0] && !text[1]); /* one character */
     bool separates = text[0] == ',' || text[0] == ':';
     gx *known = text[0] == ',' ? &m->comma : &m->colon;
     if (separates && *known) return *known;
@@ -49,6 +51,7 @@ gx schema_sign(struct schema_maker *m, const char *text)
 
 gx schema_enclosed(struct schema_maker *m, const char *brackets, gx inside)
 {
+    ASSERT_CMP(strlen(brackets), ==, 2);
     const char open[] = {brackets[0], '\0'};
     rx before = m->opt->any_whitespace ? blank(m) : RX_EMPTY;
     gx close = gb_regex(m->b, rx_concat(m->p, before, rx_literal(m->p, brackets + 1, 1)));
@@ -505,6 +508,7 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     m.old_refs = is_draft(own, 7);
     m.no_if = is_draft(own, 6);
     *out = m.st ? 0 : schema_compile(&m, own, &root);
+    ASSERT_CMP(m.depth, ==, 0);
     if (!m.st && rx_status(m.p)) (void)schema_refuse(&m, NULL, rx_status(m.p), "the schema is too large");
     if (!m.st && !*out) (void)schema_refuse(&m, NULL, ST_TOO_LARGE, "the schema is too large");
     json_decref(m.keep);
