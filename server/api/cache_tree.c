@@ -68,8 +68,9 @@ static void path_write(struct json_writer *o, const struct cache_snapshot *tree,
 
 static void salt_of(const struct request *r, uint8_t salt[32])
 {
+    struct caller of = caller_of(r);
     if (r->gen) memcpy(salt, r->gen->caller.salt, 32);
-    else gen_salt(r, "", 0, salt);
+    else gen_salt(&r->srv->ctx, &of, "", 0, salt);
 }
 
 static void snapshot_poll(struct request *r)
@@ -104,11 +105,11 @@ static void chat_job(struct request *r)
 {
     struct generation *g = r->gen;
     enum status st = ST_OK;
-    if (!g->fetched) {
-        st = request_body_parse(r, &g->root) || request_model_check(r, g->root)
+    if (!g->prep.fetched) {
+        st = request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root)
                  ? ST_INVALID
-                 : g->dialect->read(g, g->root);
-        if (!st && g->remote) return;
+                 : g->dialect->read(g, g->prep.root);
+        if (!st && g->prep.remote) return;
     }
     g->q.return_cache_info = true;
     if (!st) (void)tokenize_chat(g);

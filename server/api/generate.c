@@ -17,7 +17,7 @@ static void generate_done(struct request *r)
 {
     request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
     if (r->response.out.len) request_finish(r); /* the dialect's */
-    else if (r->gen->compile && !r->response.error.http) gen_compile(r, gen_submit);
+    else if (r->gen->compile.source && !r->response.error.http) gen_compile(r, gen_submit);
     else gen_submit(r);
 }
 
@@ -49,9 +49,9 @@ static void written_back(struct generation *g)
 static enum status generate_read(struct request *r)
 {
     struct generation *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
+    if (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
-    if (g->dialect->read(g, g->root)) return ST_INVALID;
+    if (g->dialect->read(g, g->prep.root)) return ST_INVALID;
     if (r->response.out.len) return ST_OK;
     written_back(g);
     return gen_rules(g);
@@ -60,14 +60,14 @@ static enum status generate_read(struct request *r)
 static void generate_job(struct request *r)
 {
     struct generation *g = r->gen;
-    enum status st = g->read ? ST_OK : generate_read(r);
-    if (!g->read) gen_body_free(g);
-    g->read = true;
-    g->job_us = 0;
-    if (!st && g->remote && !g->fetched) return;
+    enum status st = g->prep.read ? ST_OK : generate_read(r);
+    if (!g->prep.read) gen_body_free(g);
+    g->prep.read = true;
+    g->prep.job_us = 0;
+    if (!st && g->prep.remote && !g->prep.fetched) return;
     if (!st && !r->response.out.len)
         st = g->q.kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g);
-    if (g->again) return;
+    if (g->prep.again) return;
     if (!st && !r->response.out.len) (void)gen_constraint_make(g);
     gen_read_end(g);
 }

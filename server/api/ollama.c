@@ -1,6 +1,7 @@
 /* Ollama's GET /api/tags, /api/ps, /api/version and POST /api/show: the served model. The requests that
  * generate are in generate.c. */
 #include "engine/model/model_info.h"
+#include "server/http/request.h"
 #include "server/api/api.h"
 #include "server/chat/template.h"
 #include "server/embed/pooling.h"
@@ -145,10 +146,11 @@ static void show_job(struct request *r)
 {
     struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
-    bool read = !request_body_parse(r, &g->root);
-    json_t *name = field(g->root, "name"); /* its older name */
-    if (read && name && !field(g->root, "model") && json_object_set(g->root, "model", name)) o.st = ST_NOMEM;
-    if (read && !o.st && !request_model_check(r, g->root)) show(&o, r->srv);
+    bool read = !request_body_parse(r, &g->prep.root);
+    json_t *name = field(g->prep.root, "name"); /* its older name */
+    if (read && name && !field(g->prep.root, "model") && json_object_set(g->prep.root, "model", name))
+        o.st = ST_NOMEM;
+    if (read && !o.st && !request_model_check(r, g->prep.root)) show(&o, r->srv);
     if (o.st) (void)api_nomem(&r->response.error);
     gen_read_end(g);
 }

@@ -91,7 +91,8 @@ static bool owner_of(const struct request *r, struct response_owner *owner)
     *owner = (struct response_owner){0};
     if (r->http.has_key) memcpy(owner->key, r->http.key, sizeof owner->key);
     char *text = strdup(salt ? salt : "");
-    if (text) gen_salt(r, text, percent_decode(text), owner->salt);
+    struct caller of = caller_of(r);
+    if (text) gen_salt(&r->srv->ctx, &of, text, percent_decode(text), owner->salt);
     bool ok = text != NULL;
     free(text);
     return ok;

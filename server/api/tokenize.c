@@ -78,17 +78,18 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 static void tokenize(struct request *r)
 {
     struct generation *g = r->gen;
-    if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root))) return;
-    json_t *prompt = field(g->root, "prompt");
-    if (!prompt) prompt = field(g->root, "content");
-    if (field(g->root, "messages")) {
-        if (!g->fetched && (g->dialect->read(g, g->root) || g->remote)) return;
+    if (!g->prep.fetched && (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root)))
+        return;
+    json_t *prompt = field(g->prep.root, "prompt");
+    if (!prompt) prompt = field(g->prep.root, "content");
+    if (field(g->prep.root, "messages")) {
+        if (!g->prep.fetched && (g->dialect->read(g, g->prep.root) || g->prep.remote)) return;
         if (!tokenize_chat(g)) {
             const struct prompt *p = &g->prompts[0].prompt;
-            tokens_write(r, g->root, p->tokens, p->token_count, p);
+            tokens_write(r, g->prep.root, p->tokens, p->token_count, p);
         }
     } else if (prompt) {
-        tokenize_text(r, g->root, prompt);
+        tokenize_text(r, g->prep.root, prompt);
     } else {
         (void)api_fail(&r->response.error, 400, "missing_required_parameter", "prompt",
                        "prompt or messages is missing.");
@@ -98,9 +99,9 @@ static void tokenize(struct request *r)
 static void detokenize(struct request *r)
 {
     struct generation *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
+    if (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root)) return;
     const struct tokenizer *tok = r->srv->ctx.model->tok;
-    json_t *list = field(g->root, "tokens"), *v;
+    json_t *list = field(g->prep.root, "tokens"), *v;
     size_t i;
     if (!list) {
         (void)api_fail(&r->response.error, 400, "missing_required_parameter", "tokens", "tokens is missing.");
@@ -142,10 +143,10 @@ static void detokenize(struct request *r)
 static void count_tokens(struct request *r)
 {
     struct generation *g = r->gen;
-    if (!g->fetched &&
-        (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root)))
+    if (!g->prep.fetched && (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root) ||
+                             g->dialect->read(g, g->prep.root)))
         return;
-    if ((g->remote && !g->fetched) || tokenize_chat(g)) return;
+    if ((g->prep.remote && !g->prep.fetched) || tokenize_chat(g)) return;
     struct json_writer o = {.buf = &r->response.out};
     jw_text(&o, g->dialect->counted);
     jw_uint(&o, g->prompts[0].prompt.token_count);
@@ -157,7 +158,8 @@ static void apply_template(struct request *r)
 {
     struct generation *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root))
+    if (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root) ||
+        g->dialect->read(g, g->prep.root))
         return;
     gen_remote_end(g); /* no image is needed */
     jw_text(&o, "{\"prompt\":");
@@ -169,14 +171,14 @@ static void apply_template(struct request *r)
 /* The last step of the job, if no files are fetched before it. */
 static void read_end(struct generation *g)
 {
-    if (!g->remote || g->fetched || g->r->response.error.http) gen_read_end(g);
+    if (!g->prep.remote || g->prep.fetched || g->r->response.error.http) gen_read_end(g);
 }
 
 /* The gen carries the body's JSON and the prompt; no sequence is created. */
 #define START(endpoint, dialect, work)                                                                       \
     static void endpoint##_job(struct request *r)                                                            \
     {                                                                                                        \
-        r->gen->counting = true;                                                                             \
+        r->gen->prep.counting = true;                                                                        \
         work(r);                                                                                             \
         read_end(r->gen);                                                                                    \
     }                                                                                                        \

@@ -57,7 +57,7 @@ static void end(struct json_writer *o, const struct choice *c)
 {
     const struct generation *g = c->gen;
     struct gen_usage u = gen_usage(g);
-    uint64_t arrived = g->r->http.arrived_us, first = c->first_us ? c->first_us : arrived;
+    uint64_t arrived = g->caller.arrived_us, first = c->first_us ? c->first_us : arrived;
     const struct {
         const char *name;
         uint64_t value;

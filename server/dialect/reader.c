@@ -72,7 +72,7 @@ enum status reader_tools(struct reader *r,
         if (one(r, tool, path)) return ST_INVALID;
     }
     if (r->hosted[0])
-        log_info("req=%s tools that this server does not host are not in the prompt: %s", r->g->r->http.id,
+        log_info("req=%s tools that this server does not host are not in the prompt: %s", r->g->caller.id,
                  r->hosted);
     return ST_OK;
 }

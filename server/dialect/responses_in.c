@@ -1,10 +1,10 @@
 /* The body of /v1/responses -> a chat request. Worker thread. */
+#include "server/http/request.h"
 #include "server/dialect/responses.h"
 
 #include "server/json/fields.h"
 #include "server/json/value.h"
 #include "server/context/limits.h"
-#include "server/http/request.h"
 
 #include <sodium.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ static enum status refused(struct reader *r)
 static enum status event_check(struct reader *r)
 {
     json_t *type = field(r->from, "type");
-    if (!r->g->r->http.websocket) return ST_OK;
+    if (!r->g->caller.websocket) return ST_OK;
     if (!json_is(type, "response.create"))
         return api_fail(r->e, 400, "invalid_value", "type",
                         "The type of an event must be 'response.create'. To cancel a response, close the "
@@ -280,22 +280,22 @@ static enum status text_and_reasoning(struct reader *r)
 
 static enum status before(struct reader *r, struct responses_state *s)
 {
-    struct request *q = r->g->r;
+    const struct caller *of = &r->g->caller;
+    struct response_store *store = r->g->ctx->responses;
     json_t *id = field(r->from, "previous_response_id");
-    if (q->http.has_key) memcpy(s->owner.key, q->http.key, sizeof s->owner.key);
-    memcpy(s->owner.salt, r->g->caller.salt, sizeof s->owner.salt);
+    if (of->has_key) memcpy(s->owner.key, of->key, sizeof s->owner.key);
+    memcpy(s->owner.salt, of->salt, sizeof s->owner.salt);
     if (!id) return ST_OK;
     if (!json_is_string(id))
         return api_fail(r->e, 400, "invalid_type", "previous_response_id", "Must be a string.");
-    s->before = response_take(q->srv->ctx.responses, json_string_value(id), &s->owner);
+    s->before = response_take(store, json_string_value(id), &s->owner);
     struct response_owner local = s->owner;
-    local.websocket = q->http.websocket;
-    if (!s->before && local.websocket)
-        s->before = response_take(q->srv->ctx.responses, json_string_value(id), &local);
+    local.websocket = of->websocket;
+    if (!s->before && local.websocket) s->before = response_take(store, json_string_value(id), &local);
     if (s->before) return ST_OK;
     return api_fail(r->e, 400, "previous_response_not_found", "previous_response_id",
                     "Previous response with id '%.60s' not found%s", json_string_value(id),
-                    response_store_on(q->srv->ctx.responses) ? "." : ": this server keeps none.");
+                    response_store_on(store) ? "." : ": this server keeps none.");
 }
 
 /* ---- fields echoed in the response ---- */
@@ -425,17 +425,16 @@ static struct responses_state *state_create(struct generation *g)
 
 static enum status keep(struct reader *r, struct responses_state *s)
 {
-    const struct server *srv = r->g->r->srv;
     s->store = true;
     if (field_bool(r->e, r->from, "store", &s->store)) return ST_INVALID;
-    const struct http_message *http = &r->g->r->http;
-    bool fits = http->body.len < srv->ctx.opt->response_store;
-    s->local = fits && !s->store && http->websocket;
+    const struct caller *of = &r->g->caller;
+    bool fits = of->body_len < r->g->ctx->opt->response_store;
+    s->local = fits && !s->store && of->websocket;
     s->store = s->store && fits;
-    if (s->local) s->owner.websocket = http->websocket;
+    if (s->local) s->owner.websocket = of->websocket;
     r->g->dialect_kept = s->echo.cap;
     if (!s->store && !s->local) return ST_OK;
-    r->g->dialect_kept += http->body.len + 150 * http->body_marks; /* its values */
+    r->g->dialect_kept += of->body_bytes;
     return responses_items_keep(r, s);
 }
 
@@ -453,7 +452,7 @@ static enum status read_body(struct generation *g, json_t *root, bool counting, 
         (!counting && !compact && (echo(&r, s) || keep(&r, s))) ||
         (compact && responses_instructions_keep(&r, s)))
         return ST_INVALID;
-    g->q.stream = g->q.stream || g->r->http.websocket;
+    g->q.stream = g->q.stream || g->caller.websocket;
     return gen_read_added(g);
 }
 

@@ -322,7 +322,7 @@ void response_compact(struct json_writer *o, struct choice *c)
     const struct responses_state *s = g->dialect_state;
     const char *number = s->id + strlen("resp_");
     jw_put(o, "{\"id\":%s,\"object\":\"response.compaction\",\"created_at\":%ld,\"output\":[", s->id,
-           g->r->http.created);
+           g->caller.created);
     for (size_t i = 0; i < json_array_size(s->items); i++) {
         jw_value(o, json_array_get(s->items, i));
         jw_text(o, ",");
@@ -346,7 +346,7 @@ void response_finish(struct json_writer *o, struct choice *c)
     response_write(o, g, status, c, NULL);
     if (!(s->store || s->local) || o->st) return;
     if (response_store(c, o->buf->data + from, o->buf->len - from)) return;
-    log_warn("req=%s the response is too large to be kept: see --response-store", g->r->http.id);
+    log_warn("req=%s the response is too large to be kept: see --response-store", g->caller.id);
     s->store = false;
     o->buf->len = from;
     response_write(o, g, status, c, NULL);

@@ -57,12 +57,11 @@ json_t *embed_list(json_t *v)
 
 void embed_head(struct json_writer *o, const struct generation *g, const char *id, const char *list)
 {
-    const struct request *r = g->r;
     jw_text(o, "{\"id\":\"");
     jw_text(o, id);
-    jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", r->http.created, gen_model(g),
-           list);
+    jw_text(o, g->caller.id); /* its alphabet needs no escape */
+    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", g->caller.created,
+           gen_model(g), list);
 }
 
 void embed_tail(struct json_writer *o, const struct generation *g)
@@ -331,14 +330,13 @@ const struct dialect dialect_pooling = {
 static void embed_response(struct json_writer *o, struct choice *first)
 {
     struct generation *g = first->gen;
-    const struct request *r = g->r;
     jw_put(o, "{\"model\":%s,\"embeddings\":[", gen_model(g));
     for (uint32_t i = 0; i < g->choice_count; i++) {
         if (i) jw_text(o, ",");
         embedding(o, g, i);
     }
     jw_put(o, "],\"total_duration\":%lu,\"load_duration\":0,\"prompt_eval_count\":%lu}",
-           (now_us() - r->http.arrived_us) * 1000, gen_usage(g).prompt);
+           (now_us() - g->caller.arrived_us) * 1000, gen_usage(g).prompt);
 }
 
 /* One text, called `prompt`. */

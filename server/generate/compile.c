@@ -24,7 +24,7 @@ static void job(struct request *r)
 
 static bool waits(const struct request *r)
 {
-    return r->gen && !r->work.runs && r->gen->compile_waits && r->state == RQ_WORKING && !r->cancelled;
+    return r->gen && !r->work.runs && r->gen->compile.waits && r->state == RQ_WORKING && !r->cancelled;
 }
 
 static bool compiles(const struct request *r)
@@ -37,15 +37,15 @@ static struct request *next_of(const struct server *s, size_t below)
 {
     struct request *first = NULL;
     for (struct request *r = s->requests; r; r = r->next)
-        if (waits(r) && r->gen->compile_bytes < below &&
-            (!first || r->gen->compile_turn <= first->gen->compile_turn))
+        if (waits(r) && r->gen->compile.bytes < below &&
+            (!first || r->gen->compile.turn <= first->gen->compile.turn))
             first = r;
     return first;
 }
 
 static void late(struct request *r, bool memory)
 {
-    r->gen->compile_waits = false;
+    r->gen->compile.waits = false;
     if (memory)
         (void)api_fail(&r->response.error, 503, "grammar_memory", gen_constraint_param(r->gen), "%s",
                        gen_grammar_memory_full);
@@ -73,12 +73,12 @@ void gen_compile_next(struct server *s)
     for (r = s->requests; r; r = r->next) compiling += compiles(r);
     while (compiling < compiles_max() && (r = next_of(s, below))) {
         struct generation *g = r->gen;
-        if (!grammars_reserve(s->ctx.grammars, g->compile_bytes, gen_grammar_tenant(g))) {
-            below = g->compile_bytes;
+        if (!grammars_reserve(s->ctx.grammars, g->compile.bytes, gen_grammar_tenant(g))) {
+            below = g->compile.bytes;
             continue;
         }
-        if (g->compile_turn >= s->compile_turn) s->compile_turn = g->compile_turn + 1;
-        g->compile_waits = false;
+        if (g->compile.turn >= s->compile_turn) s->compile_turn = g->compile.turn + 1;
+        g->compile.waits = false;
         r->compiling = true;
         request_work(r, job, compiled);
         compiling++;
@@ -86,7 +86,7 @@ void gen_compile_next(struct server *s)
     uint64_t now = now_us();
     for (r = s->requests; r; r = r->next) {
         if (!waits(r)) continue;
-        if (now - r->gen->compile_us > WAIT_US) late(r, r->gen->compile_bytes >= below);
+        if (now - r->gen->compile.since_us > WAIT_US) late(r, r->gen->compile.bytes >= below);
         else s->compile_waits = true;
     }
 }
@@ -96,12 +96,12 @@ void gen_compile(struct request *r, void (*done)(struct request *r))
     struct generation *g = r->gen;
     struct server *s = r->srv;
     g->done = done;
-    g->compile_us = now_us();
-    g->compile_turn = s->compile_turn;
+    g->compile.since_us = now_us();
+    g->compile.turn = s->compile_turn;
     for (const struct request *o = s->requests; o; o = o->next)
         if ((waits(o) || compiles(o)) && o->gen->caller.tenant == g->caller.tenant &&
-            o->gen->compile_turn >= g->compile_turn)
-            g->compile_turn = o->gen->compile_turn + 1;
-    g->compile_waits = s->compile_waits = true;
+            o->gen->compile.turn >= g->compile.turn)
+            g->compile.turn = o->gen->compile.turn + 1;
+    g->compile.waits = s->compile_waits = true;
     gen_compile_next(s);
 }

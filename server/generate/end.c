@@ -35,7 +35,7 @@ void gen_cancel(struct request *r)
     struct generation *g = r->gen;
     if (g) atomic_store(&g->cancelled, true);
     if (!g || !r->srv->ctx.model || r->work.runs) return;
-    if (g->remote) fetch_cancel(g->remote);
+    if (g->prep.remote) fetch_cancel(g->prep.remote);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
         if (c->submitted && !c->seq_ended) sched_cancel(r->srv->ctx.model->sched, c->seq);

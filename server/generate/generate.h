@@ -95,14 +95,15 @@ struct choice {
 
 /* frees all that it owns, when none of its sequences is alive */
 void gen_free(struct generation *g);
+struct caller caller_of(const struct request *r);
 /* Loop thread: attaches a gen to r and passes it to the pool like request_work, or responds that memory is
- * out. If the job leaves URLs in gen->remote, it is called again when the files are
- * fetched, with gen->fetched set, and continues. */
+ * out. If the job leaves URLs in gen->prep.remote, it is called again when the files are
+ * fetched, with gen->prep.fetched set, and continues. */
 void gen_start(struct request *r, const struct dialect *dialect, void (*job)(struct request *r),
                void (*done)(struct request *r));
 
-/* generate/compile.c (loop): compiles g->compile on a worker, then calls done. Few at a time, so that workers
- * remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;
+/* generate/compile.c (loop): compiles g->compile.source on a worker, then calls done. Few at a time, so
+ * that workers remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;
  * requests that fit in memory go before those that don't. */
 void gen_compile(struct request *r, void (*done)(struct request *r));
 void gen_compile_next(struct server *s); /* starts those whose turn it is; ends those that waited too long */

@@ -43,7 +43,7 @@ struct image_fetch {
 
 static void pixels_unbook(struct generation *g, size_t bytes)
 {
-    share_sub(g->r->response.share, SHARE_PIXELS, bytes);
+    share_sub(g->share, SHARE_PIXELS, bytes);
     g->pixel_bytes -= bytes;
 }
 
@@ -164,7 +164,7 @@ static bool fetch_start(struct generation *g, uint32_t image)
     if (!f) return false;
     f->g = g;
     f->image = image;
-    f->work = (struct work){.share = g->r->response.share, .run = fetch_run, .done = fetch_done, .arg = f};
+    f->work = (struct work){.share = g->share, .run = fetch_run, .done = fetch_done, .arg = f};
     g->images[image].fetch = f;
     g->r->fetches++;
     workers_run(&g->r->srv->loop->workers, &f->work);

@@ -63,8 +63,8 @@ void gen_free(struct generation *g)
         matcher_free(g->choices[i].matcher);
     }
     grammar_unref(g->grammar);
-    json_decref(g->compile);
-    free(g->compile_key);
+    json_decref(g->compile.source);
+    free(g->compile.key);
     free(g->warnings);
     json_decref(g->misspelt);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
@@ -95,7 +95,7 @@ static void go_on(struct request *r)
         request_release(r);
         return;
     }
-    r->gen->fetched = true;
+    r->gen->prep.fetched = true;
     request_work(r, r->job_run, r->job_done);
 }
 
@@ -108,19 +108,34 @@ void gen_remote_done(struct server *s)
 static void job_ended(struct request *r)
 {
     struct generation *g = r->gen;
-    if (g->again) {
-        g->again = false;
+    if (g->prep.again) {
+        g->prep.again = false;
         request_work(r, r->job_run, r->job_done);
         return;
     }
-    if (!g->remote || g->fetched || r->response.error.http) {
+    if (!g->prep.remote || g->prep.fetched || r->response.error.http) {
         g->done(r);
         return;
     }
     /* The parsed body is kept while the files are fetched, its text is not. */
     request_body_drop(r, r->http.body.len + 150 * r->http.body_marks);
     r->fetches++;
-    fetch_start(g->remote, r->response.share, r);
+    fetch_start(g->prep.remote, r->response.share, r);
+}
+
+struct caller caller_of(const struct request *r)
+{
+    const struct http_message *m = &r->http;
+    return (struct caller){.id = m->id,
+                           .client = m->client,
+                           .key = m->key,
+                           .has_key = m->has_key,
+                           .one_key = m->one_key,
+                           .websocket = m->websocket,
+                           .created = m->created,
+                           .arrived_us = m->arrived_us,
+                           .body_len = m->body.len,
+                           .body_bytes = m->body.len + 150 * m->body_marks};
 }
 
 void gen_start(struct request *r, const struct dialect *dialect, void (*job)(struct request *r),
@@ -135,6 +150,8 @@ void gen_start(struct request *r, const struct dialect *dialect, void (*job)(str
     *g = (struct generation){.r = r,
                              .ctx = &r->srv->ctx,
                              .e = &r->response.error,
+                             .share = r->response.share,
+                             .caller = caller_of(r),
                              .dialect = dialect,
                              .q = {.kind = dialect->kind, .source = dialect->source},
                              .done = done};

@@ -1,5 +1,6 @@
 /* Parses a request's body, manages its life time, and checks the model name. Worker thread; changes only its
  * request. */
+#include "server/http/request.h"
 #include "server/json/fields.h"
 #include "server/input/input.h"
 #include "server/json/parser.h"
@@ -65,9 +66,9 @@ bool gen_job_over(struct generation *g)
 {
     enum { JOB_US = 50000 };
     uint64_t now = now_us();
-    if (!g->job_us) g->job_us = now;
-    g->again = now - g->job_us > JOB_US;
-    return g->again;
+    if (!g->prep.job_us) g->prep.job_us = now;
+    g->prep.again = now - g->prep.job_us > JOB_US;
+    return g->prep.again;
 }
 
 enum status request_model_unknown(struct request *r, const char *name)

@@ -23,7 +23,6 @@
 
 /* State of building the prompts of chats; chat_fini frees it at any stage. */
 struct chat {
-    struct request *r;
     struct generation *g;
     struct chat_images images;
     /* of the current prompt: its messages, and its images */
@@ -47,7 +46,7 @@ static const struct template *template_of(const struct generation *g)
 
 static enum status render(struct chat *c)
 {
-    const struct model *m = c->r->srv->ctx.model;
+    const struct model *m = c->g->ctx->model;
     const struct inference_request *p = &c->g->q;
     const struct model_parts *parts = &m->info->image.parts;
     const char *marker = m->info->image.present ? m->info->image.marker : NULL,
@@ -70,7 +69,7 @@ static enum status render(struct chat *c)
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = (c->g->q.pairs && m->bare_pairs) ||
-                                                   c->r->srv->ctx.opt->control_tokens == CONTROL_TOKENS_PARSE,
+                                                   c->g->ctx->opt->control_tokens == CONTROL_TOKENS_PARSE,
                                   .trace = p->return_cache_info};
     enum status st = template_render(template_of(c->g), &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);
@@ -93,7 +92,7 @@ static enum status misplaced(struct chat *c, enum status st, const struct err *e
 
 static enum status build(struct chat *c, struct gen_prompt *to)
 {
-    const struct model *m = c->r->srv->ctx.model;
+    const struct model *m = c->g->ctx->model;
     struct generation *g = c->g;
     struct err err = {0};
     struct prompt *p = &to->prompt;
@@ -144,10 +143,9 @@ static enum status response_shape(struct chat *c)
 
 enum status gen_read_begin(struct generation *g, struct chat_reader *r)
 {
-    const struct server *s = g->r->srv;
-    const struct model *m = s->ctx.model;
+    const struct model *m = g->ctx->model;
     *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
-                                         .images_max = (size_t)s->ctx.opt->max_images,
+                                         .images_max = (size_t)g->ctx->opt->max_images,
                                          .text_only = !m->info->image.present},
                               .err = g->e,
                               .out = &g->q.messages,
@@ -184,14 +182,14 @@ enum status gen_read_chat(struct generation *g, json_t *root)
 /* run: the prompts are to run, else they are only shown. */
 static enum status chat_build(struct generation *g, bool run)
 {
-    struct chat *c = g->chat ? g->chat : (g->chat = calloc(1, sizeof *c));
+    struct chat *c = g->prep.chat ? g->prep.chat : (g->prep.chat = calloc(1, sizeof *c));
     size_t each = g->q.messages_each ? g->q.messages_each : g->q.messages.count;
     if (!c) return gen_nomem(g);
-    *c = (struct chat){.r = g->r, .g = g, .images = c->images, .rendered = c->rendered};
+    *c = (struct chat){.g = g, .images = c->images, .rendered = c->rendered};
     enum status st = chat_images_make(g, &c->images);
     if (!st && !g->prompts) st = gen_prompts_new(g, g->q.messages.count / each);
-    while (!st && g->prompts_made < g->prompt_count) {
-        uint32_t k = g->prompts_made, end;
+    while (!st && g->prep.prompts_made < g->prompt_count) {
+        uint32_t k = g->prep.prompts_made, end;
         if (k && gen_job_over(g)) return ST_AGAIN;
         c->messages = (struct chat_messages){.list = g->q.messages.list + k * each, .count = each};
         while (c->first_image < c->images.count && g->images[c->first_image].prompt < k) c->first_image++;
@@ -201,7 +199,7 @@ static enum status chat_build(struct generation *g, bool run)
         st = render(c);
         if (!st) st = build(c, &g->prompts[k]);
         if (!st && run) st = gen_prompt_made(g, &g->prompts[k]);
-        g->prompts_made++;
+        g->prep.prompts_made++;
     }
     return st;
 }
@@ -230,8 +228,8 @@ enum status gen_prompt_chat(struct generation *g)
 {
     enum status st = chat_build(g, true);
     if (st) return st;
-    g->inside_reasoning = inside_reasoning(g->chat);
-    return response_shape(g->chat);
+    g->inside_reasoning = inside_reasoning(g->prep.chat);
+    return response_shape(g->prep.chat);
 }
 
 enum status gen_read_parts(struct generation *g, json_t *parts)
@@ -273,7 +271,7 @@ enum status tokenize_chat(struct generation *g)
 
 enum status render_chat(struct generation *g, struct json_writer *o)
 {
-    struct chat c = {.r = g->r, .g = g};
+    struct chat c = {.g = g};
     c.messages = g->q.messages;
     enum status st = render(&c);
     if (!st) jw_string(o, c.rendered.text, c.rendered.len);
@@ -283,25 +281,23 @@ enum status render_chat(struct generation *g, struct json_writer *o)
 
 void gen_body_free(struct generation *g)
 {
-    json_decref(g->root);
-    g->root = NULL;
+    json_decref(g->prep.root);
+    g->prep.root = NULL;
 }
 
 /* Before the request is queued, and here, not on the loop: freeing millions of values takes a while, also for
  * a refused request. */
 void gen_read_end(struct generation *g)
 {
-    const struct request *r = g->r;
     json_t **owned[] = {&g->q.tools, &g->q.documents, &g->q.variables};
     gen_body_free(g);
-    if (g->chat) chat_fini(g->chat);
-    free(g->chat);
-    g->chat = NULL;
+    if (g->prep.chat) chat_fini(g->prep.chat);
+    free(g->prep.chat);
+    g->prep.chat = NULL;
     chat_messages_free(&g->q.messages);
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
         json_decref(*owned[i]);
         *owned[i] = NULL;
     }
-    if (r->work.memory + r->http.body_kept > TRIM_COST)
-        malloc_trim(0); /* else the allocator keeps them per worker */
+    if (g->caller.body_bytes > TRIM_COST) malloc_trim(0); /* else the allocator keeps them per worker */
 }

@@ -1,4 +1,5 @@
 /* See chat_images.h. */
+#include "config/base/clock.h"
 #include "server/input/chat_images.h"
 
 #include "server/input/parse.h"
@@ -164,7 +165,7 @@ enum status read_mm_processor_kwargs(struct generation *g, json_t *kwargs, const
 
 bool gen_pixels_account(struct generation *g, const struct image_prepared *p)
 {
-    struct share *share = g->r->response.share;
+    struct share *share = g->share;
     size_t bytes = 0, most = g->ctx->opt->image_memory;
     for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
     bool only = shares_held(share->of, SHARE_PIXELS) <= g->pixel_bytes && !g->q.messages_each;

@@ -319,7 +319,7 @@ static enum status warn(struct constraint_maker *m)
     struct generation *g = m->g;
     size_t i;
     json_t *one;
-    json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->r->http.id, json_string_value(one));
+    json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->caller.id, json_string_value(one));
     if (!json_array_size(m->notes)) return ST_OK;
     g->warnings = json_dumps(m->notes, JSON_COMPACT);
     return g->warnings ? ST_OK : gen_nomem(m->g);
@@ -403,25 +403,25 @@ enum status gen_constraint_make(struct generation *g)
     if (!tools && !p->format.kind) return ST_OK;
     struct err err = {{0}};
     if (grammars_vocab(g->ctx->grammars, g->ctx->model, &g->vocab, &err)) return gen_nomem(m.g);
-    g->compile = description(g, tools);
-    g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
-    if (!g->compile_key) return gen_nomem(m.g);
-    g->compile_bytes = strlen(g->compile_key);
-    if (g->compile_bytes > LIMIT_CONSTRAINT_BYTES)
+    g->compile.source = description(g, tools);
+    g->compile.key = g->compile.source ? json_dumps(g->compile.source, JSON_COMPACT) : NULL;
+    if (!g->compile.key) return gen_nomem(m.g);
+    g->compile.bytes = strlen(g->compile.key);
+    if (g->compile.bytes > LIMIT_CONSTRAINT_BYTES)
         return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint is too large: %zu bytes of JSON, at most %u are allowed.",
-                        g->compile_bytes, LIMIT_CONSTRAINT_BYTES);
-    g->grammar = grammars_find(g->ctx->grammars, g->compile_key, &g->warnings);
+                        g->compile.bytes, LIMIT_CONSTRAINT_BYTES);
+    g->grammar = grammars_find(g->ctx->grammars, g->compile.key, &g->warnings);
     if (g->grammar) gen_constraint_made(g);
     return ST_OK;
 }
 
 void gen_constraint_made(struct generation *g)
 {
-    json_decref(g->compile);
-    free(g->compile_key);
-    g->compile = NULL;
-    g->compile_key = NULL;
+    json_decref(g->compile.source);
+    free(g->compile.key);
+    g->compile.source = NULL;
+    g->compile.key = NULL;
 }
 
 enum status gen_constraint_compile(struct generation *g)
@@ -430,10 +430,10 @@ enum status gen_constraint_compile(struct generation *g)
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
-    g->grammar = grammars_find(all, g->compile_key, &g->warnings);
-    json_t *tools = json_object_get(g->compile, "functions");
+    g->grammar = grammars_find(all, g->compile.key, &g->warnings);
+    json_t *tools = json_object_get(g->compile.source, "functions");
     if (g->grammar) {
-        grammars_dismiss(all, g->compile_bytes);
+        grammars_dismiss(all, g->compile.bytes);
         return ST_OK;
     }
     m.notes = json_array();
@@ -441,10 +441,10 @@ enum status gen_constraint_compile(struct generation *g)
     if (!st) st = warn(&m);
     json_decref(m.notes);
     if (st) {
-        grammars_dismiss(all, g->compile_bytes);
+        grammars_dismiss(all, g->compile.bytes);
         return st;
     }
-    st = grammars_keep(all, g->compile_key, tenant, g->grammar, g->warnings);
+    st = grammars_keep(all, g->compile.key, tenant, g->grammar, g->warnings);
     if (st == ST_TOO_LARGE)
         return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
@@ -456,7 +456,7 @@ enum status gen_constraint_compile(struct generation *g)
 
 uint64_t gen_grammar_tenant(const struct generation *g)
 {
-    return g->r->http.has_key && !g->r->http.one_key ? g->caller.tenant : 0;
+    return g->caller.has_key && !g->caller.one_key ? g->caller.tenant : 0;
 }
 
 const char gen_grammar_memory_full[] =

@@ -164,7 +164,7 @@ static void note_unknown(struct generation *g, json_t *from, unsigned known)
             g->misspelt, json_sprintf("The field '%s' is unknown and ignored: '%s' is similar.", key, near));
     }
     if (log_enabled(LOG_DEBUG) && fields_unknown(from, names, count, unknown, sizeof unknown))
-        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->http.id, unknown);
+        log_debug("req=%s fields that mean nothing here are ignored: %s", g->caller.id, unknown);
 }
 
 enum status fields_read(struct generation *g, json_t *from, unsigned read, unsigned known)

@@ -1,4 +1,5 @@
 /* See grammars.h. */
+#include "config/base/clock.h"
 #include "server/input/grammars.h"
 
 #include "config/base/list.h"

@@ -4,8 +4,8 @@
 #define KVASIR_GRAMMARS_H
 
 #include "server/grammar/grammar.h"
-#include "server/http/http.h"
 #include "server/context/limits.h"
+#include "server/context/model.h"
 
 struct grammars;
 /* memory: limit on their total. wake: called on a thread that has computed a mask. */

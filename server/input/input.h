@@ -14,7 +14,9 @@
 
 #include "server/chat/output.h"
 #include "server/json/writer.h"
-#include "server/http/request.h"
+#include "server/context/context.h"
+#include "server/json/errors.h"
+#include "server/shares/shares.h"
 #include "server/input/cache_info.h"
 #include "server/input/inference_request.h"
 
@@ -36,10 +38,41 @@ struct output_rules {
     bool must_call;  /* the output must be a call */
 };
 
-/* Whose the request is, for shares of the scheduler and of the cache. */
+/* Who asks: of the connection and its headers, and what follows for shares of scheduler and cache. */
 struct caller {
-    uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
-    uint8_t salt[32]; /* gen_salt */
+    const char *id;        /* of the request, for the log; borrowed */
+    const char *client;    /* its address; borrowed */
+    const uint8_t *key;    /* [32] a hash of the API key; borrowed */
+    bool has_key, one_key; /* one_key: there is no other */
+    uint64_t websocket;    /* over which it came; 0: none */
+    int64_t created;       /* Unix seconds */
+    uint64_t arrived_us;
+    size_t body_len, body_bytes; /* of the text; and of its values */
+    uint64_t tenant;             /* hash of API key and `user`; 0 = unknown */
+    uint8_t salt[32];            /* gen_salt */
+};
+
+/* What a worker makes of a request before it runs. */
+struct chat;
+struct fetch_job;
+struct preparation {
+    json_t *root;             /* the body, while it is read; owned */
+    struct chat *chat;        /* what prompts are made from; owned, until gen_read_end */
+    uint32_t prompts_made;    /* a job that takes long is continued by another */
+    uint64_t prompt_tokens;   /* of those made */
+    uint64_t job_us;          /* since when the job makes prompts; 0: it has not begun */
+    bool read, again;         /* the body is read; another job continues */
+    bool counting;            /* no sequence is made: the prompt may be longer than the context */
+    struct fetch_job *remote; /* the http(s) URLs of images, or NULL; owned (input/remote.h) */
+    bool fetched;             /* their files are there */
+};
+/* The grammar of the output, until it is compiled. */
+struct compilation {
+    json_t *source; /* with all that it references in the body; owned, like */
+    char *key;      /* its text. NULL: nothing to compile */
+    size_t bytes;
+    bool waits;
+    uint64_t since_us, turn; /* a tenant compiles one grammar per turn */
 };
 
 struct generation;
@@ -67,7 +100,6 @@ struct gen_shown {
 };
 
 struct image_fetch;
-struct fetch_job;
 /* An image of a chat. If its content is known from an earlier request, the pixels are not held; bytes NULL:
  * they are in the prompt. */
 struct gen_image {
@@ -88,28 +120,21 @@ struct generation {
     struct api_error *e; /* r's */
     struct inference_request q;
     struct caller caller;
+    struct share *share; /* of the server, for all that the request holds */
     struct output_rules rules;
+    struct preparation prep;
+    struct compilation compile;
     uint64_t max_tokens_cut; /* what the context does not hold of them */
     const struct dialect *dialect;
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
     struct buf written;                /* the whole response, until it is r's */
-    json_t *root;                      /* the body, while it is read; owned */
     struct grammar *grammar;           /* the output constraint; NULL: none. Owned */
     const struct grammar_vocab *vocab; /* with grammar: the model's vocabulary */
-    json_t *compile;   /* the grammar's source, with all it references in the body; owned, like */
-    char *compile_key; /* its text. NULL: nothing to compile */
-    char *warnings;    /* for the response: a JSON list, or NULL; owned */
-    json_t *misspelt;  /* further ones, of fields; NULL: none. Owned */
-    size_t compile_bytes;
-    bool compile_waits;
-    uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
+    char *warnings;                    /* for the response: a JSON list, or NULL; owned */
+    json_t *misspelt;                  /* further ones, of fields; NULL: none. Owned */
     struct gen_prompt *prompts;
-    uint32_t prompt_count, prompts_made; /* a job that takes long is continued by another */
-    uint64_t prompt_tokens;              /* of those made */
-    struct chat *chat;                   /* what prompts are made from; owned, until gen_read_end */
-    uint64_t job_us;                     /* since when the job makes prompts; 0: it has not begun */
-    bool read, again;                    /* the body is read; another job continues */
+    uint32_t prompt_count;
     struct choice *choices;
     uint32_t choice_count, choices_open, choices_fed; /* fed: submitted so far */
     struct stop_set *stops;                           /* NULL = none */
@@ -118,12 +143,9 @@ struct generation {
     bool inside_reasoning; /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
-    bool counting; /* no sequence is made: the prompt may be longer than the context */
     /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
     struct gen_image *images;
     uint32_t image_count;
-    struct fetch_job *remote;        /* the http(s) URLs of images, or NULL; owned (input/remote.h) */
-    bool fetched;                    /* their files are there */
     void (*done)(struct request *r); /* loop: called after the job */
     size_t pixel_bytes;              /* of decoded images in the prompt: its share of the server's */
     struct gen_shown shown;
@@ -145,7 +167,7 @@ enum status request_body_parse(struct request *r, json_t **root);
 /* Fails if the prompts of a request have too many tokens together. */
 enum status gen_tokens_check(struct generation *g, uint64_t tokens);
 /* With several prompts: has this job taken so long that others should have the worker? Then it is to end, and
- * sets g->again. */
+ * sets g->prep.again. */
 bool gen_job_over(struct generation *g);
 void gen_body_free(struct generation *g); /* the request is read */
 /* The prompt is built, or never will be: frees its parts, and the body. */
@@ -171,7 +193,8 @@ struct sampling_defaults {
 struct sampling_defaults sampling_defaults(const struct context *x);
 /* The name space of what is cached for a request: a hash of its cache_salt (len 0: none) and, with
  * --cache-scope key, its API key. All zero without either. */
-void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32]);
+void gen_salt(const struct context *x, const struct caller *of, const char *text, size_t len,
+              uint8_t out[32]);
 
 /* input/format.c (worker) */
 enum status gen_parse_format(struct generation *g, json_t *root, unsigned api);
@@ -183,11 +206,11 @@ struct format_paths {
 };
 enum status gen_format(struct generation *g, json_t *type, json_t *in, const struct format_paths *paths);
 /* input/constraint.c (worker): the constraint of response format and tool calls -> g->grammar if it is
- * cached, else g->compile. After the prompt is built. */
+ * cached, else g->compile.source. After the prompt is built. */
 enum status gen_constraint_make(struct generation *g);
-/* Worker, with memory reserved: g->compile -> g->grammar. r->response.error on failure. */
+/* Worker, with memory reserved: g->compile.source -> g->grammar. r->response.error on failure. */
 enum status gen_constraint_compile(struct generation *g);
-void gen_constraint_made(struct generation *g); /* g->compile is no longer needed */
+void gen_constraint_made(struct generation *g); /* g->compile.source is no longer needed */
 /* The field that requested the constraint. */
 const char *gen_constraint_param(const struct generation *g);
 /* Whose share of the memory for grammars it takes: one of several API keys; 0: the memory isn't shared. */
@@ -225,7 +248,7 @@ struct reasoning_ask {
 /* -> g->q.variables, g->q.reasoning. */
 enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask);
 /* input/chat.c, input/prompt.c (worker). First step: the messages or the kind of prompt, and the URLs
- * to fetch: g->remote. */
+ * to fetch: g->prep.remote. */
 enum status gen_read_chat(struct generation *g, json_t *root);
 /* The same for other dialects: before and after they add their messages; r->at is set by the dialect. */
 enum status gen_read_begin(struct generation *g, struct chat_reader *r);

@@ -17,7 +17,7 @@
 uint32_t gen_ids_max(const struct generation *g)
 {
     uint64_t context = g->ctx->model->caps.context_max;
-    uint64_t m = g->q.has_truncate || g->counting ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
+    uint64_t m = g->q.has_truncate || g->prep.counting ? context * 16 + (1u << 20) : context * 2 + (1u << 14);
     return m > (1u << 28) ? 1u << 28 : (uint32_t)m;
 }
 
@@ -127,7 +127,7 @@ enum status gen_prompt_made(struct generation *g, struct gen_prompt *p)
     if (st) return st;
     padding_cut(g, p);
     st = context_check(g, p);
-    if (!st) return gen_tokens_check(g, g->prompt_tokens += p->prompt.token_count);
+    if (!st) return gen_tokens_check(g, g->prep.prompt_tokens += p->prompt.token_count);
     g->e->prompt_tokens = p->prompt.token_count;
     g->e->context = g->ctx->model->caps.context_max;
     return st;
@@ -188,9 +188,10 @@ static enum status infill_check(struct generation *g, json_t *suffix)
     if (g->q.has_truncate)
         return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with suffix.");
-    for (size_t i = 0; i < g->q.input_count; i++)
-        if (!g->q.inputs[i].text.data)
-            return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
+    bool texts = g->q.input_count > 0; /* else the prompt is parts */
+    for (size_t i = 0; i < g->q.input_count; i++) texts = texts && g->q.inputs[i].text.data;
+    if (!texts)
+        return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
     if (arena_text(&g->q.arena, suffix, &g->q.suffix)) return gen_nomem(g);
     return infill_ends(g);
 }
@@ -253,8 +254,9 @@ enum status gen_read_completion(struct generation *g, json_t *v, json_t *suffix)
         return api_fail(g->e, 400, "invalid_type", name,
                         "%s must be a string, an array of strings, or one or more arrays of token ids.",
                         name);
-    if (json_is_object(json_array_get(v, 0))) return gen_read_parts(g, v);
-    return inputs_read(g, v) || infill_check(g, suffix) ? ST_INVALID : ST_OK;
+    bool parts = json_is_object(json_array_get(v, 0));
+    if ((!parts && inputs_read(g, v)) || infill_check(g, suffix)) return ST_INVALID;
+    return parts ? gen_read_parts(g, v) : ST_OK;
 }
 
 /* ---- token ids ---- */
@@ -334,9 +336,9 @@ static enum status one_prompt(struct generation *g, size_t i)
 enum status gen_prompt_completion(struct generation *g)
 {
     if (g->q.messages.list) return gen_prompt_parts(g);
-    for (; g->prompts_made < g->q.input_count; g->prompts_made++) {
-        if (g->prompts_made && gen_job_over(g)) return ST_AGAIN;
-        enum status st = one_prompt(g, g->prompts_made);
+    for (; g->prep.prompts_made < g->q.input_count; g->prep.prompts_made++) {
+        if (g->prep.prompts_made && gen_job_over(g)) return ST_AGAIN;
+        enum status st = one_prompt(g, g->prep.prompts_made);
         if (st) return st;
     }
     return ST_OK;

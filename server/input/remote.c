@@ -24,12 +24,12 @@ static bool is_remote(const struct generation *g, struct text url)
 static enum status one_url(struct generation *g, const struct image_ref *ref, struct text url)
 {
     if (!is_remote(g, url)) return ST_OK;
-    if (g->fetched) {
-        const struct fetch_file *file = fetch_find(g->remote, url.data, url.len);
+    if (g->prep.fetched) {
+        const struct fetch_file *file = fetch_find(g->prep.remote, url.data, url.len);
         return file && file->done && file->error ? image_fail(g, file->error, ref, &file->err) : ST_OK;
     }
-    if (!g->remote && !(g->remote = fetch_job_new(g->ctx->fetcher))) return gen_nomem(g);
-    enum status st = fetch_job_add(g->remote, url.data, url.len);
+    if (!g->prep.remote && !(g->prep.remote = fetch_job_new(g->ctx->fetcher))) return gen_nomem(g);
+    enum status st = fetch_job_add(g->prep.remote, url.data, url.len);
     if (st == ST_TOO_LARGE)
         return api_fail(g->e, 400, "invalid_value", ref->param,
                         "At most %u http(s) URLs may be in one prompt.", FETCH_URLS_MAX);
@@ -49,8 +49,8 @@ enum status gen_remote(struct generation *g)
 
 void gen_remote_end(struct generation *g)
 {
-    fetch_job_free(g->remote);
-    g->remote = NULL;
+    fetch_job_free(g->prep.remote);
+    g->prep.remote = NULL;
 }
 
 enum image_error gen_file(const struct generation *g, struct text url, const struct image_limits *limits,
@@ -59,7 +59,7 @@ enum image_error gen_file(const struct generation *g, struct text url, const str
     if (g->ctx->media_dir && has_scheme(url, "file"))
         return local_read(g->ctx->media_dir, url.data, url.len, limits->encoded_bytes_max, bytes, n, err);
     if (!is_remote(g, url)) return image_decode_data_uri(url.data, url.len, limits, bytes, n, err);
-    const struct fetch_file *file = g->remote ? fetch_find(g->remote, url.data, url.len) : NULL;
+    const struct fetch_file *file = g->prep.remote ? fetch_find(g->prep.remote, url.data, url.len) : NULL;
     if (!file || !file->done || file->error) {
         (void)err_set(err, ST_IO, "the URL could not be fetched");
         return IMAGE_DOWNLOAD;

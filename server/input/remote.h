@@ -7,8 +7,8 @@
 #include "server/chat/messages.h"
 #include "server/input/input.h"
 
-/* First step: adds the URLs of g->q.messages that must be fetched to g->remote. Second step: fails if one
- * could not be fetched. */
+/* First step: adds the URLs of g->q.messages that must be fetched to g->prep.remote. Second step: fails if
+ * one could not be fetched. */
 enum status gen_remote(struct generation *g);
 void gen_remote_end(struct generation *g); /* the files are no longer needed */
 /* The bytes of one URL; *bytes is malloc'd, set with IMAGE_OK. */

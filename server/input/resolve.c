@@ -20,17 +20,17 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
     crypto_hash_sha256_update(h, data, len);
 }
 
-void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32])
+void gen_salt(const struct context *x, const struct caller *of, const char *text, size_t len, uint8_t out[32])
 {
     static const char purpose[] = "kvasir cache salt", of_key[] = "kvasir cache salt of an API key";
-    bool by_key = r->http.has_key && r->srv->ctx.opt->cache_scope == CACHE_SCOPE_KEY;
+    bool by_key = of->has_key && x->opt->cache_scope == CACHE_SCOPE_KEY;
     crypto_hash_sha256_state h;
     memset(out, 0, 32);
     if (!by_key && !len) return;
     crypto_hash_sha256_init(&h);
     if (by_key) {
         hash_part(&h, of_key, sizeof of_key);
-        hash_part(&h, r->http.key, sizeof r->http.key);
+        hash_part(&h, of->key, 32);
     } else {
         hash_part(&h, purpose, sizeof purpose);
     }
@@ -43,20 +43,20 @@ void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out
 void gen_caller(struct generation *g)
 {
     static const char purpose[] = "kvasir tenant";
-    const struct request *r = g->r;
+    struct caller *of = &g->caller;
     const struct text *user = &g->q.user, *salt = &g->q.cache_salt;
-    bool by_user = user->len && (!r->http.has_key || r->http.one_key);
-    const char *name = by_user ? user->data : r->http.has_key ? "" : r->http.client;
+    bool by_user = user->len && (!of->has_key || of->one_key);
+    const char *name = by_user ? user->data : of->has_key ? "" : of->client;
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     hash_part(&h, purpose, sizeof purpose);
-    hash_part(&h, r->http.key, r->http.has_key ? sizeof r->http.key : 0);
+    hash_part(&h, of->key, of->has_key ? 32 : 0);
     hash_part(&h, name, by_user ? user->len : strlen(name));
     crypto_hash_sha256_final(&h, digest);
-    memcpy(&g->caller.tenant, digest, sizeof g->caller.tenant);
-    if (!g->caller.tenant) g->caller.tenant = 1;
-    gen_salt(r, salt->len ? salt->data : "", salt->len, g->caller.salt);
+    memcpy(&of->tenant, digest, sizeof of->tenant);
+    if (!of->tenant) of->tenant = 1;
+    gen_salt(g->ctx, of, salt->len ? salt->data : "", salt->len, of->salt);
 }
 
 /* ---- sampling ---- */

@@ -49,11 +49,13 @@ static void ask(const struct dialect *dialect, const uint8_t *data, size_t size)
                              .ctx = &r->srv->ctx,
                              .e = &r->response.error,
                              .dialect = dialect,
+                             .share = r->response.share,
+                             .caller = caller_of(r),
                              .q = {.kind = dialect->kind, .source = dialect->source}};
     gen_defaults(g);
     buf_init(&r->http.body, SIZE_MAX / 4);
-    if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
-        !request_model_check(r, g->root) && !dialect->read(g, g->root))
+    if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->prep.root) &&
+        !request_model_check(r, g->prep.root) && !dialect->read(g, g->prep.root) && !gen_rules(g))
         (void)(dialect->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g));
     gen_read_end(g);
     buf_fini(&r->http.body);

@@ -150,6 +150,7 @@ static void world_open(struct world *w)
     w->r.gen = &w->g;
     w->g = (struct generation){.r = &w->r,
                                .ctx = &w->srv.ctx,
+                               .share = w->r.response.share,
                                .e = &w->r.response.error,
                                .prompts = &w->prompt,
                                .prompt_count = 1,

@@ -1,5 +1,6 @@
 /* Bodies of requests: repair of ill-formed text, limits, and typed fields. No server runs: a request is a
  * struct. */
+#include "server/http/request.h"
 #include "server/json/fields.h"
 #include "server/generate/generate.h"
 #include "server/json/parser.h"

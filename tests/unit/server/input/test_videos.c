@@ -2,6 +2,7 @@
  * (tests/golden/images/qwen_videos.json, made by scripts/reference/make_qwen_images.py), lists of images,
  * limits, broken files, video parts of messages, mm_processor_kwargs and detail, and that all of it is part
  * of the content key. */
+#include "server/http/request.h"
 #include "server/chat/messages.h"
 #include "server/input/chat_images.h"
 #include "server/input/fields.h"
