@@ -16,8 +16,9 @@ struct json_writer {
 };
 
 void jw_text(struct json_writer *o, const char *text); /* verbatim: punctuation, keys */
-/* As printf, with JSON values for the conversions %s (a string, quoted and escaped; NULL: null), %u, %lu and
- * %ld: jw_put(o, "{\"id\":%s,\"index\":%u}", id, i). No others, and no flags. */
+/* JSON text with values in it: not printf. %s is a string, quoted and escaped (NULL: null); %u, %lu and %ld
+ * are numbers: jw_put(o, "{\"id\":%s,\"index\":%u}", id, i). The compiler checks the arguments; any other
+ * conversion or flag aborts. */
 void jw_put(struct json_writer *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void jw_bytes(struct json_writer *o, const void *data, size_t len);
 void jw_string(struct json_writer *o, const char *s, size_t len); /* with quotes; U+0000 is legal */
