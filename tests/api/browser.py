@@ -33,7 +33,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self.ours_in, self.ours_out = ours_in, ours_out
-        self.rest, self.number, self.events = b"", 0, []
+        self.rest, self.number, self.events, self.contexts = b"", 0, [], []
 
     def receive(self, seconds):
         """The next message, or None."""
@@ -65,6 +65,12 @@ class Browser:
                 return answer["result"]
             self.events.append(answer)
 
+    def close_pages(self):
+        """Those so far: a tab that is left open goes on asking its server."""
+        for context in self.contexts:
+            self.call("Target.disposeBrowserContext", browserContextId=context)
+        self.contexts, self.events = [], []
+
     def close(self):
         try:
             self.call("Browser.close")
@@ -80,8 +86,9 @@ class Page:
 
     def __init__(self, browser, width=1280, height=860, dark=False, beside=None):
         self.browser = browser
-        self.context = (beside.context if beside
-                        else browser.call("Target.createBrowserContext")["browserContextId"])
+        if not beside:
+            browser.contexts.append(browser.call("Target.createBrowserContext")["browserContextId"])
+        self.context = beside.context if beside else browser.contexts[-1]
         target = browser.call("Target.createTarget", url="about:blank",
                               browserContextId=self.context)["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -89,7 +96,8 @@ class Page:
             self.call(domain + ".enable")
         self.size(width, height)
         self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+                  features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+                            {"name": "prefers-reduced-motion", "value": "reduce"}])
 
     def call(self, method, **params):
         return self.browser.call(method, self.session, **params)

@@ -1043,6 +1043,8 @@ def main():
         if not args.only or test.__name__ in args.only:
             begin = time.monotonic()
             check.run(test, server, chrome)
+            if chrome:
+                chrome.close_pages()
             print(f"{test.__name__}: {time.monotonic() - begin:.1f} s", flush=True)
     if chrome:
         chrome.close()
