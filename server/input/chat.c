@@ -59,7 +59,7 @@ static enum status render(struct chat *c)
         count++;
     struct template_request rq = {.messages = &c->messages,
                                   .tools = json_array_size(c->g->q.tools) ? c->g->q.tools : NULL,
-                                  .documents = json_is_array(c->g->q.documents) ? c->g->q.documents : NULL,
+                                  .documents = c->g->q.documents,
                                   .kwargs = c->g->q.variables,
                                   .specials = specials,
                                   .special_count = count,
@@ -173,7 +173,8 @@ enum status gen_read_added(struct generation *g)
 enum status gen_read_chat(struct generation *g, json_t *root)
 {
     struct chat_reader r;
-    g->q.documents = json_incref(field(root, "documents"));
+    json_t *documents = field(root, "documents");
+    g->q.documents = json_is_array(documents) ? json_incref(documents) : NULL;
     if (gen_read_begin(g, &r)) return ST_INVALID;
     enum status st = chat_messages_parse(field(root, "messages"), &r.limits, r.out, r.err);
     return st ? st : gen_read_added(g);

@@ -494,6 +494,20 @@ void request_write(struct json_writer *o, const struct inference_request *q)
     jw_text(o, "}");
 }
 
+/* What holds between members of a request that was read. */
+static bool whole(const struct inference_request *q)
+{
+    const struct response_format *f = &q->format;
+    const json_t *lists[] = {q->tools, q->documents};
+    bool ok =
+        q->kind <= GEN_VECTORS && q->pooling <= POOL_ALL && f->kind <= FORMAT_CHOICE && q->source && q->n;
+    ok = ok && (f->kind != FORMAT_SCHEMA || json_is_object(f->schema) || json_is_boolean(f->schema));
+    ok = ok && ((f->kind != FORMAT_REGEX && f->kind != FORMAT_TEXT) || f->text.data);
+    ok = ok && (f->kind != FORMAT_CHOICE || f->choice_count) && (!f->kind || f->param);
+    for (size_t i = 0; i < 2; i++) ok = ok && (!lists[i] || json_is_array(lists[i]));
+    return ok && (!q->variables || json_is_object(q->variables)) && !q->input_count != !q->messages.count;
+}
+
 enum status request_read(const json_t *from, struct inference_request *q)
 {
     struct request_reader r = {.q = q};
@@ -505,5 +519,6 @@ enum status request_read(const json_t *from, struct inference_request *q)
     }
     lists_read(&r, all);
     messages_read(&r, all);
+    check(&r, whole(q), ST_FORMAT);
     return r.st;
 }
