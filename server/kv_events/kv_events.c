@@ -6,6 +6,7 @@
 #include "config/base/threads.h"
 #include "server/kv_events/kv_wire.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -125,9 +126,13 @@ struct kv_event_sink kv_events_sink(struct kv_events *k)
 
 /* ---- the thread ---- */
 
-static void number(uint8_t to[8], uint64_t v)
+/* ["", seq, data], as publishers and replays send a batch; false: not, and why is zmq_errno(). */
+static bool batch_send(void *socket, uint64_t seq, const char *data, size_t len)
 {
-    for (int i = 0; i < 8; i++) to[i] = (uint8_t)(v >> (56 - 8 * i));
+    uint64_t number = htobe64(seq);
+    return zmq_send(socket, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
+           zmq_send(socket, &number, sizeof number, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
+           zmq_send(socket, data, len, ZMQ_DONTWAIT) >= 0;
 }
 
 static void forget_oldest(struct kv_events *k)
@@ -142,12 +147,11 @@ static void forget_oldest(struct kv_events *k)
 static void keep(struct kv_events *k, const msgpack_sbuffer *payload)
 {
     char *copy = k->replay ? malloc(payload->size) : NULL;
-    while (k->kept_count && (k->kept_count == REPLAY_BATCHES || k->kept_bytes + payload->size > REPLAY_BYTES))
+    /* A replay must have no gap: without memory it starts after this one. */
+    while (k->kept_count &&
+           (!copy || k->kept_count == REPLAY_BATCHES || k->kept_bytes + payload->size > REPLAY_BYTES))
         forget_oldest(k);
-    if (!copy) { /* a replay must have no gap: it starts after this one */
-        while (k->kept_count) forget_oldest(k);
-        return;
-    }
+    if (!copy) return;
     memcpy(copy, payload->data, payload->size);
     k->kept[(k->kept_first + k->kept_count++) % REPLAY_BATCHES] =
         (struct batch){.seq = k->seq, .len = payload->size, .data = copy};
@@ -161,14 +165,10 @@ static void publish(struct kv_events *k)
     clock_gettime(CLOCK_REALTIME, &t);
     for (size_t at = 0; at < k->taken.len; k->seq++) {
         msgpack_sbuffer payload;
-        uint8_t seq[8];
         msgpack_sbuffer_init(&payload);
         at += kv_pack_batch(&payload, k->taken.data + at, k->taken.len - at, BATCH_BYTES,
                             (double)t.tv_sec + (double)t.tv_nsec * 1e-9, k->layout);
-        number(seq, k->seq);
-        bool ok = zmq_send(k->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-                  zmq_send(k->pub, seq, sizeof seq, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-                  zmq_send(k->pub, payload.data, payload.size, ZMQ_DONTWAIT) >= 0;
+        bool ok = batch_send(k->pub, k->seq, payload.data, payload.size);
         if (!ok && !k->failed) log_warn("kv events: %s", zmq_strerror(zmq_errno()));
         k->failed = !ok;
         keep(k, &payload);
@@ -205,14 +205,10 @@ static void subscribers(struct kv_events *k)
 
 static bool reply(struct kv_events *k, zmq_msg_t *to, uint64_t seq, const char *data, size_t len)
 {
-    uint8_t bytes[8];
     zmq_msg_t id;
-    number(bytes, seq);
     zmq_msg_init(&id);
     bool ok = zmq_msg_copy(&id, to) == 0 && zmq_msg_send(&id, k->replay, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-              zmq_send(k->replay, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-              zmq_send(k->replay, bytes, sizeof bytes, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-              zmq_send(k->replay, data, len, ZMQ_DONTWAIT) >= 0;
+              batch_send(k->replay, seq, data, len);
     zmq_msg_close(&id);
     return ok;
 }
@@ -235,9 +231,9 @@ static bool repeat(struct kv_events *k)
         if (m == &spare) zmq_msg_close(m);
     }
     if (count == 3 && zmq_msg_size(&frames[2]) == 8) {
-        const uint8_t *at = zmq_msg_data(&frames[2]);
-        uint64_t from = 0, oldest = k->seq - k->kept_count;
-        for (int i = 0; i < 8; i++) from = from << 8 | at[i];
+        uint64_t from, oldest = k->seq - k->kept_count;
+        memcpy(&from, zmq_msg_data(&frames[2]), sizeof from);
+        from = be64toh(from);
         k->resync_due |= from < oldest; /* missing batches can't be replayed */
         bool ok = true;
         for (uint32_t i = 0; ok && i < k->kept_count; i++) {
