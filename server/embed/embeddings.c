@@ -60,8 +60,8 @@ void embed_head(struct json_writer *o, const struct generation *g, const char *i
     jw_text(o, "{\"id\":\"");
     jw_text(o, id);
     jw_text(o, g->caller.id); /* its alphabet needs no escape */
-    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", g->caller.created,
-           gen_model(g), list);
+    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", g->caller.created, gen_model(g),
+           list);
 }
 
 void embed_tail(struct json_writer *o, const struct generation *g)
@@ -200,7 +200,8 @@ enum status embed_inputs(struct generation *g, json_t *root, unsigned api)
     return chat ? gen_read_chat(g, root) : read_input(g, root);
 }
 
-static enum status read_body(struct generation *g, json_t *root)
+/* classes: a classifier's are vectors, too. */
+static enum status read_vectors(struct generation *g, json_t *root, bool classes)
 {
     const struct model *m = g->ctx->model;
     int64_t dimensions = m->pooling->width;
@@ -209,7 +210,7 @@ static enum status read_body(struct generation *g, json_t *root)
         return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model's embeddings are not supported: modules.json has %s.",
                         m->pooling->unsupported);
-    if (m->pooling->classifier && g->dialect != &dialect_pooling)
+    if (m->pooling->classifier && !classes)
         return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model is %s and has no embeddings: use /classify, /v1/rerank or /v1/score.",
                         m->info->retrieval.classifier);
@@ -229,6 +230,16 @@ static enum status read_body(struct generation *g, json_t *root)
         g->q.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
     }
     return embed_inputs(g, root, API_EMBED);
+}
+
+static enum status read_body(struct generation *g, json_t *root)
+{
+    return read_vectors(g, root, false);
+}
+
+static enum status read_pooling(struct generation *g, json_t *root)
+{
+    return read_vectors(g, root, true);
 }
 
 /* The first n numbers, scaled to length 1 as torch.nn.functional.normalize does: x / max(|x|, 1e-12). */
@@ -320,7 +331,7 @@ const struct dialect dialect_embeddings = {
     .kind = GEN_VECTORS, .read = read_body, .source = "input", .response = response};
 const struct dialect dialect_pooling = {
     .kind = GEN_VECTORS,
-    .read = read_body,
+    .read = read_pooling,
     .source = "input",
     .response = pooling_response,
 };

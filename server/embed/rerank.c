@@ -96,7 +96,7 @@ static enum status classifier(struct generation *g, json_t *root, struct rerank_
     return embed_activation(g, root, &s->raw);
 }
 
-static enum status common(struct generation *g, json_t *root, const json_t **instruction)
+static enum status common(struct generation *g, json_t *root, unsigned api, const json_t **instruction)
 {
     json_t *v = field(root, "instruction");
     *instruction = v;
@@ -108,10 +108,7 @@ static enum status common(struct generation *g, json_t *root, const json_t **ins
     const struct model *m = g->ctx->model;
     bool head = m->pooling->classifier;
     g->q.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
-    if (embed_read(g, root, g->dialect == &dialect_rerank ? API_RERANK : API_SCORE) ||
-        (head      ? classifier(g, root, s)
-         : s->late ? ST_OK
-                   : answers(g, s)))
+    if (embed_read(g, root, api) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g, s)))
         return ST_INVALID;
     json_t *variables = field(root, "chat_template_kwargs");
     if (variables && !json_is_object(variables))
@@ -228,7 +225,7 @@ static enum status read_rerank(struct generation *g, json_t *root)
     if (!json_is_array(documents))
         return api_fail(g->e, 400, documents ? "invalid_type" : "missing_required_parameter", "documents",
                         "documents must be an array of strings.");
-    if (common(g, root, &instruction)) return ST_INVALID;
+    if (common(g, root, API_RERANK, &instruction)) return ST_INVALID;
     struct rerank_state *s = g->dialect_state;
     s->texts = true;
     if (field_int(g->e, root, "top_n", 1, LIMIT_PROMPTS, &top, NULL) ||
@@ -253,7 +250,7 @@ static enum status read_score(struct generation *g, json_t *root)
         if (!field(root, names[k][i]))
             return api_fail(g->e, 400, "missing_required_parameter", names[k][i], "%s is missing.",
                             names[k][i]);
-    if (common(g, root, &instruction)) return ST_INVALID;
+    if (common(g, root, API_SCORE, &instruction)) return ST_INVALID;
     struct pairs p = {.query_name = names[k][0], .name = names[k][1]};
     p.queries = embed_list(field(root, p.query_name));
     p.documents = embed_list(field(root, p.name));
