@@ -103,8 +103,8 @@ void gen_start(struct request *r, const struct dialect *dialect, void (*job)(str
                void (*done)(struct request *r));
 
 /* generate/compile.c (loop): compiles g->compile.source on a worker, then calls done. Few at a time, so
- * that workers remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;
- * requests that fit in memory go before those that don't. */
+ * that workers remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take
+ * turns; requests that fit in memory go before those that don't. */
 void gen_compile(struct request *r, void (*done)(struct request *r));
 void gen_compile_next(struct server *s); /* starts those whose turn it is; ends those that waited too long */
 
