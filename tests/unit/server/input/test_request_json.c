@@ -1,5 +1,5 @@
-/* server/input/request_json.c: what is written is read back, and nothing else is. That every request of the API
- * tests survives it is checked by builds with SLOW_ASSERTS (server/api/generate.c). */
+/* server/input/request_json.c: what is written is read back, and nothing else is. That every request of the
+ * API tests survives it is checked by builds with SLOW_ASSERTS (server/api/generate.c). */
 #include "server/input/request_json.h"
 #include "server/json/parser.h"
 
