@@ -33,7 +33,7 @@ static json_t *reference(const char *what, const char *name)
 }
 
 /* A schema in text: "integer"; "string?", which may be null; "[T]", an array; "#Usage", a reference; "any";
- * with a description after ": ". */
+ * "asc|desc", one of these strings; with a description after ": ". */
 static json_t *schema_text(const char *text)
 {
     const char *about = strstr(text, ": ");
@@ -41,6 +41,14 @@ static json_t *schema_text(const char *text)
     bool null = text[n - 1] == '?', array = *text == '[';
     char inner[64];
     n -= null;
+    if (strchr(text, '|') && !about) {
+        json_t *words = json_array();
+        for (; *text; text += n + (text[n] == '|')) {
+            n = strcspn(text, "|");
+            (void)json_array_append_new(words, json_stringn(text, n));
+        }
+        return json_pack("{s:s,s:o}", "type", "string", "enum", words);
+    }
     snprintf(inner, sizeof inner, "%.*s", (int)(array ? n - 2 : n), text + array);
     json_t *out = *text == '#'                          ? reference("schemas", inner + 1)
                   : strcmp(inner, "any") == 0 && !array ? json_object()

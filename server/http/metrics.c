@@ -38,54 +38,36 @@ static const struct scale scale_n = {{1, 2, 5, 10, 20}, 5};
 static const struct scale scale_preemptions = {{0, 1, 2, 5, 10, 20, 50, 100}, 8};
 static const struct scale scale_http = {{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}, 14};
 
-/* Histograms with no label of their own. The order is the order of the output. */
-enum hist {
-    H_PROMPT,
-    H_GENERATION,
-    H_MAX_GENERATION,
-    H_PARAM_MAX,
-    H_PREFILL_COMPUTED,
-    H_PREEMPTIONS,
-    H_N,
-    H_TTFT,
-    H_ITL,
-    H_ITL_OLD,
-    H_TPOT,
-    H_E2E,
-    H_QUEUE,
-    H_INFERENCE,
-    H_PREFILL,
-    H_DECODE,
-    H_IMAGE,
-    H_COUNT
-};
-static const struct hist_family {
+/* Histograms with no label of their own, in the order of the output: their scale, NULL = tokens, up to the
+ * context. */
+#define HISTOGRAMS(X)                                                                                        \
+    X(PROMPT, "vllm:request_prompt_tokens", "Prompt tokens per finished request.", NULL)                     \
+    X(GENERATION, "vllm:request_generation_tokens", "Generated tokens per finished request.", NULL)          \
+    X(MAX_GENERATION, "vllm:request_max_num_generation_tokens", "Longest choice of a finished request.",     \
+      NULL)                                                                                                  \
+    X(PARAM_MAX, "vllm:request_params_max_tokens", "Requested token limit.", NULL)                           \
+    X(PREFILL_COMPUTED, "vllm:request_prefill_kv_computed_tokens",                                           \
+      "Prompt tokens computed, without cache hits.", NULL)                                                   \
+    X(PREEMPTIONS, "vllm:request_num_preemptions", "Preemptions per finished request.", &scale_preemptions)  \
+    X(N, "vllm:request_params_n", "Requested n.", &scale_n)                                                  \
+    X(TTFT, "vllm:time_to_first_token_seconds", "Arrival to first token.", &scale_ttft)                      \
+    X(ITL, "vllm:inter_token_latency_seconds", "Time between tokens.", &scale_itl)                           \
+    X(ITL_OLD, "vllm:time_per_output_token_seconds", "Deprecated name of vllm:inter_token_latency_seconds.", \
+      &scale_itl)                                                                                            \
+    X(TPOT, "vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", &scale_itl)   \
+    X(E2E, "vllm:e2e_request_latency_seconds", "Arrival to last token.", &scale_request)                     \
+    X(QUEUE, "vllm:request_queue_time_seconds", "Time waiting to run.", &scale_request)                      \
+    X(INFERENCE, "vllm:request_inference_time_seconds", "Time running.", &scale_request)                     \
+    X(PREFILL, "vllm:request_prefill_time_seconds", "Admission to first token.", &scale_request)             \
+    X(DECODE, "vllm:request_decode_time_seconds", "First to last token.", &scale_request)                    \
+    X(IMAGE, "kvasir:image_decode_seconds", "Decoding and preparing one image.", &scale_ttft)
+#define HIST(id, name, help, scale)     H_##id,
+#define HIST_ROW(id, name, help, scale) {name, help, scale},
+enum hist { HISTOGRAMS(HIST) H_COUNT };
+static const struct {
     const char *name, *help;
-    const struct scale *scale; /* NULL = tokens, up to the context */
-} hists[H_COUNT] = {
-    [H_PROMPT] = {"vllm:request_prompt_tokens", "Prompt tokens per finished request.", NULL},
-    [H_GENERATION] = {"vllm:request_generation_tokens", "Generated tokens per finished request.", NULL},
-    [H_MAX_GENERATION] = {"vllm:request_max_num_generation_tokens", "Longest choice of a finished request.",
-                          NULL},
-    [H_PARAM_MAX] = {"vllm:request_params_max_tokens", "Requested token limit.", NULL},
-    [H_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
-                            "Prompt tokens computed, without cache hits.", NULL},
-    [H_PREEMPTIONS] = {"vllm:request_num_preemptions", "Preemptions per finished request.",
-                       &scale_preemptions},
-    [H_N] = {"vllm:request_params_n", "Requested n.", &scale_n},
-    [H_TTFT] = {"vllm:time_to_first_token_seconds", "Arrival to first token.", &scale_ttft},
-    [H_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens.", &scale_itl},
-    [H_ITL_OLD] = {"vllm:time_per_output_token_seconds",
-                   "Deprecated name of vllm:inter_token_latency_seconds.", &scale_itl},
-    [H_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per token of a request.",
-                &scale_itl},
-    [H_E2E] = {"vllm:e2e_request_latency_seconds", "Arrival to last token.", &scale_request},
-    [H_QUEUE] = {"vllm:request_queue_time_seconds", "Time waiting to run.", &scale_request},
-    [H_INFERENCE] = {"vllm:request_inference_time_seconds", "Time running.", &scale_request},
-    [H_PREFILL] = {"vllm:request_prefill_time_seconds", "Admission to first token.", &scale_request},
-    [H_DECODE] = {"vllm:request_decode_time_seconds", "First to last token.", &scale_request},
-    [H_IMAGE] = {"kvasir:image_decode_seconds", "Decoding and preparing one image.", &scale_ttft},
-};
+    const struct scale *scale;
+} hists[] = {HISTOGRAMS(HIST_ROW)};
 
 struct http_series {
     const char *handler, *method;

@@ -7,7 +7,7 @@
  *   - the scheduler: a field of struct sched_stats (scheduler/scheduler.h)
  *   - events counted here: a field of struct metrics in metrics.c, and a function below that counts
  * With labels: head(), then sample() for each value; kvasir:sequences_ended_total is an example.
- * A histogram: a value of enum hist, its row in the table `hists`, and observe() where it is measured.
+ * A histogram: its row in HISTOGRAMS, and observe() where it is measured.
  * Names: "vllm:" where vLLM has the same metric, "kvasir:" elsewhere. Test: test_metrics in
  * tests/api/test_api.py. */
 #ifndef KVASIR_METRICS_H
