@@ -48,14 +48,17 @@ int calls__closer(const struct tool_calls *c, const struct tag_text *t, size_t *
 {
     static const char *const words[] = {"func", "tool", "invo", "call", "param", "arg", "value"};
     size_t from = blanks_skip(t, *i), to, at;
-    int found = from < t->len ? tag_at(t, from, "</") : t->final ? 0 : -1;
+    bool bar = from + 1 < t->len && t->s[from + 1] == '|'; /* <|/parameter|> */
+    int found = from < t->len ? tag_at(t, from, bar ? "<|/" : "</") : t->final ? 0 : -1;
     if (found <= 0) return found;
-    for (to = from += 2; to < t->len && to - from <= NAME_MAX_LEN && !strchr("<>\n", t->s[to]); to++)
+    for (to = from += 2 + bar; to < t->len && to - from <= NAME_MAX_LEN && !strchr("<>\n", t->s[to]); to++)
         ;
     if (to == t->len) return t->final ? 0 : -1;
     if (t->s[to] != '>' && t->s[to] != '\n') return 0;
     bool is = c && (is_same(t, from, to, c->tags.key[0], c->tags.key[1]) ||
-                    is_same(t, from, to, c->tags.name_at, c->tags.name_end));
+                    is_same(t, from, to, c->tags.name_at, c->tags.name_end) ||
+                    tool_types_lists(c->rules.types, t->s + c->tags.name_at,
+                                     c->tags.name_end - c->tags.name_at, t->s + from, to - from));
     at = from + strspn(t->s + from, "|_ ");
     const char *colon = memchr(t->s + at, ':', to - at); /* of a namespace */
     if (colon) at = (size_t)(colon - t->s) + 1;

@@ -32,8 +32,8 @@ enum call_step calls__arguments(struct tool_calls *c, const struct tag_text *t);
 /* A function of this name was offered. */
 bool calls__known(const struct tool_calls *c, const char *name, size_t len);
 /* White space, then a tag that closes some part of a call, in any spelling: </invoke>, </function_call>,
- * </parameter; or, if c isn't NULL, named as the function or its last parameter. Like tag_at; *i receives its
- * end, *name what it closes. */
+ * </parameter, <|/parameter|>; or, if c isn't NULL, named as the function or one of its parameters. Like
+ * tag_at; *i receives its end, *name what it closes. */
 int calls__closer(const struct tool_calls *c, const struct tag_text *t, size_t *i, size_t name[2]);
 void calls__put(struct tool_calls *c, const char *s);
 

@@ -224,7 +224,11 @@ static int closers_at(const struct tool_calls *c, const struct tag_text *t, size
     int found;
     while ((found = calls__closer(c, t, &at, name)) > 0) {
         if (!n++) memcpy(first, name, sizeof first);
-        if (!after && n > 1 && is_value_end(t, name)) return 0; /* the value's own end tag is still to come */
+        if (!after && n > 1 && is_value_end(t, name)) { /* the value's own end tag is still to come */
+            if (n > 2 || !is_tag(t, first, FUNCTION_CLOSE)) return 0;
+            found = one_next(t, &at, c->syntax->closes); /* unless both are swapped */
+            return found ? found : text_end(t, at);
+        }
         block = block || is_tag(t, name, close);
         wrong = wrong || (n == 1 && !block && !is_tag(t, name, FUNCTION_CLOSE));
         if (n == CLOSERS_MAX || (after && (block || n > 1))) break;
@@ -240,8 +244,8 @@ static int closers_at(const struct tool_calls *c, const struct tag_text *t, size
     if (!found && wrong) found = n + after > 1 && !is_value_end(t, first); /* text that follows several */
     if (found <= 0 || !wrong) return found;
     for (size_t k = c->tags.value_at; k < i; k++) /* it closes what the value has opened */
-        if (t->s[k] == '<' && i - k > first[1] - first[0] &&
-            memcmp(t->s + k + 1, t->s + first[0], first[1] - first[0]) == 0)
+        if (t->s[k] == '<' && i - k > first[1] - first[0] + 1 &&
+            memcmp(t->s + k + 1 + (t->s[k + 1] == '|'), t->s + first[0], first[1] - first[0]) == 0)
             return 0;
     return 1;
 }

@@ -7,8 +7,8 @@
 
 /* Maximum bytes from the start of content to the brace of a plain call's arguments: the most text held back.
  */
-#define HEAD_MAX 1024u
-#define FENCE    "```"
+#define HEAD_MAX  1024u
+#define FENCE_LEN 3
 /* Maximum length of the language after it. */
 #define LANGUAGE_MAX 64u
 /* Maximum bytes of a block's tag and the words before its call. */
@@ -23,7 +23,7 @@ static void state_to(struct tool_calls *c, enum tool_state state)
     static const unsigned next[] = {
         [TOOL_TEXT] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK | 1u << TOOL_DONE,
         [TOOL_BLOCK] = 1u << TOOL_TEXT | 1u << TOOL_CALL,
-        [TOOL_CALL] = 1u << TOOL_TEXT | 1u << TOOL_END,
+        [TOOL_CALL] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK | 1u << TOOL_END,
         [TOOL_END] = 1u << TOOL_TEXT | 1u << TOOL_CALL | 1u << TOOL_DONE,
         [TOOL_DONE] = 0,
     };
@@ -73,7 +73,7 @@ static bool refuse(struct tool_calls *c)
 static size_t open_find(const struct tool_calls *c, const struct tag_text *t, size_t *scan, size_t *keep,
                         bool *bare)
 {
-    static const char *const lines[] = {"\n{", "\n[", "\n`"};
+    static const char *const lines[] = {"\n{", "\n[", "\n`", "\n~"};
     size_t n = t->len > c->search && c->reread < REREAD_MAX ? t->len - c->search : 0, found = SIZE_MAX;
     const char *s = t->s + c->search;
     *keep = 0;
@@ -85,7 +85,7 @@ static size_t open_find(const struct tool_calls *c, const struct tag_text *t, si
         found = (size_t)(hit - t->s);
         *scan = open == c->syntax->opens ? found + len : found;
     }
-    for (size_t k = 0; k < 3 && c->rules.lines && n; k++) {
+    for (size_t k = 0; k < 4 && c->rules.lines && n; k++) {
         const char *hit = memmem(s, n, lines[k], 2);
         if (!*keep && s[n - 1] == '\n') *keep = 1;
         if (!hit || (size_t)(hit - t->s) >= found) continue;
@@ -127,7 +127,7 @@ static bool text_run(struct tool_calls *c, const struct tag_text *t)
 static int call_starts(struct tool_calls *c, const struct tag_text *t, const struct call_reader *reader,
                        size_t i)
 {
-    c->scan = i;
+    c->scan = c->from = i;
     c->begun = false;
     c->args.len = c->hold = 0;
     int found = reader->starts(c, t);
@@ -145,14 +145,20 @@ static bool spaces_skip(const struct tag_text *t, size_t *i)
     return n >= 0;
 }
 
+/* A code fence at i: like tag_at. */
+static int fence_at(const struct tag_text *t, size_t i)
+{
+    return tag_at(t, i, t->s[i] == '~' ? "~~~" : "```");
+}
+
 /* Skips what may be before the calls of a block: a code fence and a bracket. False: the text is too short. */
 static bool front_skip(struct tool_calls *c, const struct tag_text *t, size_t *i)
 {
     if (!spaces_skip(t, i)) return false;
     c->scan = *i;
-    int fence = *i < t->len ? tag_at(t, *i, FENCE) : 0;
+    int fence = *i < t->len ? fence_at(t, *i) : 0;
     if (fence > 0) {
-        size_t from = *i += strlen(FENCE);
+        size_t from = *i += FENCE_LEN;
         while (*i < t->len && *i - from < LANGUAGE_MAX &&
                (t->s[*i] == '_' || isalpha((unsigned char)t->s[*i])))
             ++*i;
@@ -171,7 +177,7 @@ static int word_skip(struct tool_calls *c, const struct tag_text *t, size_t i)
         if (tag_at(t, i, *open)) return tag_at(t, i, *open) < 0 ? -1 : 0;
     for (size_t to = i + 1; to < t->len && to - c->block_at <= PREFACE_MAX; to++) {
         char last = t->s[to - 1];
-        if (!strchr("{[<`", t->s[to]) && (is_blank(t->s[to]) || !(is_blank(last) || last == ':'))) continue;
+        if (!strchr("{[<`~", t->s[to]) && (is_blank(t->s[to]) || !(is_blank(last) || last == ':'))) continue;
         c->scan = to;
         return c->prefaced = true;
     }
@@ -220,7 +226,13 @@ static bool call_run(struct tool_calls *c, const struct tag_text *text)
     if (step == CALL_MORE) return cut;
     if (step == CALL_NO) {
         c->reread += c->value.at - c->call_at;
-        return refuse(c);
+        if (c->bare || c->call_at != c->block_at || c->from - c->block_at > PREFACE_MAX ||
+            c->reread >= REREAD_MAX)
+            return refuse(c);
+        state_to(c, TOOL_BLOCK); /* a brace in the words before a call */
+        c->scan = c->from + 1;
+        c->prefaced = true;
+        return true;
     }
     calls__end(c);
     state_to(c, TOOL_END);
@@ -234,11 +246,11 @@ static bool end_run(struct tool_calls *c, const struct tag_text *t)
     bool plain = c->reader != &call_tags;
     for (int skip = 1; skip && c->scan < t->len; c->scan += (size_t)skip) {
         char ch = t->s[c->scan];
-        int fence = ch == '`' && c->fenced ? tag_at(t, c->scan, FENCE) : 0,
+        int fence = (ch == '`' || ch == '~') && c->fenced ? fence_at(t, c->scan) : 0,
             tag = c->bare && ch == '<' && close ? tag_at(t, c->scan, close) : 0;
         if (fence < 0 || tag < 0) return false;
         if (fence) c->fenced = false;
-        skip = fence ? (int)strlen(FENCE)
+        skip = fence ? FENCE_LEN
                : tag ? (int)strlen(close)
                : plain && ch && strchr(c->bare ? "}],;" : "}]),;", ch) ? 1
                                                                        : space_at(t, c->scan);

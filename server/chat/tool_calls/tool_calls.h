@@ -107,6 +107,7 @@ struct tool_calls {
     bool blank;      /* nothing of this content segment is reported yet */
     /* the current block: its first byte, its current call's, and what is already read */
     size_t block_at, call_at, scan;
+    size_t from;       /* what is read as a call begins, after the words before it */
     bool bare, fenced; /* it is plain JSON; inside a code fence */
     bool prefaced;     /* words were between the block's tag and its call */
     /* the current call */

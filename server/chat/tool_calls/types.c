@@ -162,6 +162,13 @@ bool tool_types_knows(const struct tool_types *t, const char *function, size_t f
     return t && json_object_getn(t->functions, function, function_len);
 }
 
+bool tool_types_lists(const struct tool_types *t, const char *function, size_t function_len,
+                      const char *parameter, size_t parameter_len)
+{
+    return t && parameter_len &&
+           json_object_getn(json_object_getn(t->functions, function, function_len), parameter, parameter_len);
+}
+
 uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len,
                       const char *parameter, size_t parameter_len)
 {

@@ -26,6 +26,9 @@ struct tool_types *tool_types_create(json_t *tools);
 void tool_types_destroy(struct tool_types *t);
 /* Is there a function of this name? t may be NULL: no. */
 bool tool_types_knows(const struct tool_types *t, const char *function, size_t function_len);
+/* Is this one of its properties? */
+bool tool_types_lists(const struct tool_types *t, const char *function, size_t function_len,
+                      const char *parameter, size_t parameter_len);
 /* Allowed TYPE_* of its parameter, TYPE_STRING if the schema gives none; 0: no such parameter. */
 uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len,
                       const char *parameter, size_t parameter_len);
