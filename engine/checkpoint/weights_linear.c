@@ -159,103 +159,138 @@ static bool said_packed(const struct loader *ld, const struct linear_spec *s)
     return true;
 }
 
-void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
-{
-    const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 4], *scales = NULL;
-    uint32_t total = 0, count = 0, parts = s->part_count;
+/* A weight's tensors. */
+struct linear {
+    uint32_t count, total; /* of all; rows of all parts */
+    const struct stf_tensor *part[3], *bias[3], *scales, *all[3 * PACKED_TENSORS + 4];
     struct packed packed[3];
-    bool in_parts[3];
-    struct be_weight_desc d = {.k = s->k, .src_count = parts, .grouped = ld->alike, .glu = s->glu};
+    bool is_packed[3];
+    bool quants; /* the parts stay quants, by: */
     struct quant_rows rows[3];
     struct be_quant kinds[3];
-    bool quants = !s->transposed && !s->rank;
-    for (uint32_t i = 0; i < parts; i++) {
-        uint32_t whole = s->part[i].of ? s->part[i].of : s->part[i].n;
-        uint64_t plain[2] = {s->transposed ? s->k : whole, s->transposed ? whole : s->k};
-        in_parts[i] = !s->whole_name && !s->rank &&
-                      load_take_packed(ld, s->part[i].stem, s->layer, s->expert, whole, s->k, &packed[i]);
-        t[i] = in_parts[i]
-                   ? packed[i].t[0]
-                   : load_take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight",
-                               s->rank ? s->rank : 2, s->rank ? s->shape : plain);
-        if (!t[i]) return;
-        for (uint32_t q = 0; q < PACKED_TENSORS; q++)
-            if ((in_parts[i] ? packed[i].t[q] != NULL : q == 0) && !(s->part[i].of && i))
-                all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
-        quants = quants && s->part[i].order != ORDER_PLANES &&
-                 load_quant_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
-        if (quants) {
-            rows[i].first = s->part[i].first;
-            rows[i].order = s->part[i].order;
-            rows[i].head_dim = s->head_dim;
-            rows[i].rotary = s->rotary;
-        }
-        d.src[i] = (struct be_weight_src){.transposed = s->transposed, .n = s->part[i].n};
-        total += s->part[i].n;
+};
+
+static bool take_part(struct loader *ld, const struct linear_spec *s, uint32_t i, struct linear *x)
+{
+    const struct part *part = &s->part[i];
+    uint32_t whole = part->of ? part->of : part->n;
+    uint64_t plain[2] = {s->transposed ? s->k : whole, s->transposed ? whole : s->k};
+    const struct packed *packed = NULL;
+    if (!s->whole_name && !s->rank &&
+        load_take_packed(ld, part->stem, s->layer, s->expert, whole, s->k, &x->packed[i]))
+        packed = &x->packed[i];
+    x->is_packed[i] = packed != NULL;
+    x->part[i] = packed ? packed->t[0]
+                        : load_take(ld, part->stem, s->layer, s->expert, s->whole_name ? "" : ".weight",
+                                    s->rank ? s->rank : 2, s->rank ? s->shape : plain);
+    if (!x->part[i]) return false;
+    for (uint32_t q = 0; q < PACKED_TENSORS && !(part->of && i); q++) {
+        const struct stf_tensor *t = packed ? packed->t[q] : q == 0 ? x->part[i] : NULL;
+        if (t) x->all[x->count++] = t;
     }
-    for (uint32_t i = 0; i < parts && s->bias; i++) {
+    x->total += part->n;
+    x->quants = x->quants && part->order != ORDER_PLANES &&
+                load_quant_of(ld, x->part[i], packed, s->k, &x->rows[i], &x->kinds[i]);
+    if (!x->quants) return true;
+    x->rows[i].first = part->first;
+    x->rows[i].order = part->order;
+    x->rows[i].head_dim = s->head_dim;
+    x->rows[i].rotary = s->rotary;
+    return true;
+}
+
+/* Checks and marks them as used; false: ld->st, or one is missing. */
+static bool take_linear(struct loader *ld, const struct linear_spec *s, struct linear *x)
+{
+    x->quants = !s->transposed && !s->rank;
+    for (uint32_t i = 0; i < s->part_count; i++)
+        if (!take_part(ld, s, i, x)) return false;
+    for (uint32_t i = 0; i < s->part_count && s->bias; i++) {
         uint64_t shape[1] = {s->part[i].n};
-        biases[i] = load_take(ld, s->part[i].stem, s->layer, s->expert, ".bias", 1, shape);
-        if (!biases[i]) return;
-        all[count++] = biases[i];
+        x->bias[i] = load_take(ld, s->part[i].stem, s->layer, s->expert, ".bias", 1, shape);
+        if (!x->bias[i]) return false;
+        x->all[x->count++] = x->bias[i];
     }
-    if (s->scale) {
-        scales = load_take(ld, s->scale, s->layer, 0, "", 1, (uint64_t[]){s->part[0].n});
-        if (!scales) return;
-        all[count++] = scales;
+    if (!s->scale) return true;
+    x->scales = load_take(ld, s->scale, s->layer, 0, "", 1, (uint64_t[]){s->part[0].n});
+    if (x->scales) x->all[x->count++] = x->scales;
+    return x->scales;
+}
+
+static void count_linear(struct loader *ld, const struct linear_spec *s, struct linear *x)
+{
+    for (uint32_t i = 0; i < s->part_count && x->quants; i++) {
+        load_note_quants(ld, &x->rows[i]);
+        if (i) load_fuse_quants(&x->kinds[0], &x->kinds[i]);
     }
-    if (ld->inventory) {
-        for (uint32_t i = 0; i < parts && quants; i++) {
-            load_note_quants(ld, &rows[i]);
-            if (i) load_fuse_quants(&kinds[0], &kinds[i]);
-        }
-        if (said_packed(ld, s))
-            quants = ld->format.quants,
-            kinds[0] = (struct be_quant){.bits = ld->desc->packing.bits, .group = 32, .min = true};
-        ld->inventory->memory_bytes += load_kept_bytes(ld, quants ? &kinds[0] : NULL, total, s->k);
-        ld->inventory->memory_bytes += s->bias ? 4ull * total : 0;
-        if (!quants && !ld->alike)
-            note_shape(ld->inventory, &(struct weight_shape){s->k, total, s->glu, s->bias});
-        return;
+    if (said_packed(ld, s)) {
+        x->quants = ld->format.quants;
+        x->kinds[0] = (struct be_quant){.bits = ld->desc->packing.bits, .group = 32, .min = true};
     }
-    float *bias = malloc(2 * (size_t)total * sizeof *bias),
-          *scale = scales || s->times > 0 ? bias + total : NULL;
-    if (!bias) {
-        ld->st = err_nomem(ld->err, t[0]->name);
-        return;
-    }
-    for (uint32_t i = 0, at = 0; i < parts && s->bias; at += s->part[i].n, i++)
-        read_bias(s, i, biases[i], bias + at);
-    for (uint32_t i = 0; scale && i < total; i++) scale[i] = 1;
-    if (scales) (void)stf_to_f32(scales, scale);
-    for (uint32_t i = 0; s->times > 0 && i < total; i++) scale[i] *= s->times;
-    for (uint32_t i = 0; scale && s->bias && i < total; i++) bias[i] *= scale[i];
-    if (scale && quants) {
-        rows[0].scale = scale;
-        rows[0].groups = (uint32_t)be_ld(s->k) / kinds[0].group;
-    }
-    if (s->bias) d.bias = bias;
-    load_before_read(ld);
-    for (uint32_t i = 0; i < parts && quants; i++) {
-        d.src[i].dtype = BE_QUANT;
-        d.src[i].quants = &kinds[i];
-    }
-    if (quants) {
-        d.k = (uint32_t)be_ld(s->k);
-        quants = pack_quants(ld, &d, all, count, out);
-        d.k = s->k;
-    }
-    if (d.src[0].dtype == BE_QUANT && !quants && ld->alike && !ld->st)
-        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: a scale is beyond f16", t[0]->name);
+    ld->inventory->memory_bytes += load_kept_bytes(ld, x->quants ? &x->kinds[0] : NULL, x->total, s->k);
+    ld->inventory->memory_bytes += s->bias ? 4ull * x->total : 0;
+    if (!x->quants && !ld->alike)
+        note_shape(ld->inventory, &(struct weight_shape){s->k, x->total, s->glu, s->bias});
+}
+
+/* Biases, and the numbers that rows are multiplied by; x->total each. */
+static void read_rows(const struct linear_spec *s, const struct linear *x, float *bias, float *scale)
+{
+    for (uint32_t i = 0, at = 0; i < s->part_count && s->bias; at += s->part[i].n, i++)
+        read_bias(s, i, x->bias[i], bias + at);
+    for (uint32_t i = 0; scale && i < x->total; i++) scale[i] = 1;
+    if (x->scales) (void)stf_to_f32(x->scales, scale);
+    for (uint32_t i = 0; s->times > 0 && i < x->total; i++) scale[i] *= s->times;
+    for (uint32_t i = 0; scale && s->bias && i < x->total; i++) bias[i] *= scale[i];
+}
+
+static void pack_linear(struct loader *ld, const struct linear_spec *s, struct linear *x,
+                        struct be_weight **out)
+{
+    struct be_weight_desc d = {.k = s->k, .src_count = s->part_count, .grouped = ld->alike, .glu = s->glu};
+    float *bias = malloc(2 * (size_t)x->total * sizeof *bias),
+          *scale = bias && (x->scales || s->times > 0) ? bias + x->total : NULL;
     void *moved[3] = {NULL};
-    for (uint32_t i = 0; i < parts && !ld->st && !quants; i++)
-        d.src[i].data =
-            part_data(ld, s, i, t[i], in_parts[i] ? &packed[i] : NULL, &d.src[i].dtype, &moved[i]);
+    bool quants = x->quants;
+    if (!bias) {
+        ld->st = err_nomem(ld->err, x->part[0]->name);
+        return;
+    }
+    read_rows(s, x, bias, scale);
+    if (s->bias) d.bias = bias;
+    for (uint32_t i = 0; i < s->part_count; i++)
+        d.src[i] = (struct be_weight_src){.transposed = s->transposed, .n = s->part[i].n};
+    load_before_read(ld);
+    if (quants) {
+        x->rows[0].scale = scale;
+        x->rows[0].groups = scale ? (uint32_t)be_ld(s->k) / x->kinds[0].group : x->rows[0].groups;
+        for (uint32_t i = 0; i < s->part_count; i++) {
+            d.src[i].dtype = BE_QUANT;
+            d.src[i].quants = &x->kinds[i];
+        }
+        d.k = (uint32_t)be_ld(s->k);
+        quants = pack_quants(ld, &d, x->all, x->count, out);
+        d.k = s->k;
+        if (!quants && ld->alike && !ld->st)
+            ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: a scale is beyond f16", x->part[0]->name);
+    }
+    for (uint32_t i = 0; i < s->part_count && !ld->st && !quants; i++)
+        d.src[i].data = part_data(ld, s, i, x->part[i], x->is_packed[i] ? &x->packed[i] : NULL,
+                                  &d.src[i].dtype, &moved[i]);
     if (scale && !ld->st && !quants)
         d.src[0].data = scaled_data(ld, s, d.src[0].data, scale, &d.src[0].dtype, &moved[0]);
-    if (!ld->st && !quants) load_pack(ld, &d, all, count, out);
+    if (!ld->st && !quants) load_pack(ld, &d, x->all, x->count, out);
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
     free(bias);
+}
+
+void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
+{
+    ASSERT(s->part_count > 0 && s->part_count <= 3 && s->k > 0);
+    struct linear x = {.count = 0};
+    if (!take_linear(ld, s, &x)) return;
+    if (ld->inventory) count_linear(ld, s, &x);
+    else pack_linear(ld, s, &x, out);
 }
 
 void load_matrix(struct loader *ld, const char *stem, uint32_t layer, uint32_t k, uint32_t n, bool bias,
