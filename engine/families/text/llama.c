@@ -106,26 +106,43 @@ static void read_scaling(struct hf_reader *r, struct hf_rope *p)
         hf_error(r, ST_FORMAT, "original_max_position_embeddings", "is missing from the RoPE parameters");
 }
 
+static void read_mistral(struct hf_reader *r, struct hf_text *t)
+{
+    read_window(r, 4096, t);
+}
+
+static void read_ministral3(struct hf_reader *r, struct hf_text *t)
+{
+    read_window(r, 0, t);
+    read_scaling(r, &t->rope[HF_FULL]);
+}
+
+/* What types read that others don't. */
+static const struct kind {
+    const struct hf_text *text;
+    const char *mlp_bias, *attention_bias; /* keys; NULL: no biases */
+    void (*more)(struct hf_reader *r, struct hf_text *t);
+} kinds[] = {{&MISTRAL_TEXT, NULL, NULL, read_mistral},
+             {&MINISTRAL3_TEXT, NULL, NULL, read_ministral3},
+             {&ERNIE4_5_TEXT, "use_bias", "use_bias", NULL},
+             {&SMOLLM3_TEXT, "mlp_bias", "attention_bias", read_no_rope},
+             {&GRANITE_HYBRID_TEXT, "mlp_bias", "attention_bias", read_hybrid},
+             {NULL, "mlp_bias", "attention_bias", NULL}};
+
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_text *t = &c->text;
-    bool third = type->text == &MINISTRAL3_TEXT;
+    const struct kind *kind = kinds;
+    while (kind->text && kind->text != type->text) kind++;
     qwen_read(r, type, c);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
     hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
-    if (third || type->text == &MISTRAL_TEXT) {
-        read_window(r, third ? 0 : 4096, t);
-        if (third) read_scaling(r, &t->rope[HF_FULL]);
-        return;
+    if (kind->mlp_bias) {
+        hf_bool(r, r->text, kind->mlp_bias, &t->mlp_bias);
+        hf_bool(r, r->text, kind->attention_bias, &t->qkv_bias);
+        t->o_bias = t->qkv_bias;
     }
-    bool ernie = type->text == &ERNIE4_5_TEXT;
-    hf_bool(r, r->text, ernie ? "use_bias" : "mlp_bias", &t->mlp_bias);
-    if (ernie) t->qkv_bias = t->mlp_bias;
-    else hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
-    t->o_bias = t->qkv_bias;
-    if (ernie) return;
-    if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
-    if (type->text == &GRANITE_HYBRID_TEXT) read_hybrid(r, t);
+    if (kind->more) kind->more(r, t);
     if (type->text->logits_scaling == 0) return;
     hf_double(r, r->text, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
     hf_double(r, r->text, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
