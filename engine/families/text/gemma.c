@@ -1,7 +1,7 @@
 /* Gemma 1 (2B, 7B) and Gemma 2 (2B, 9B, 27B), text; and as decoders of paligemma.c. Formulas and names:
  * transformers models/gemma and models/gemma2. */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <math.h>
 
@@ -28,7 +28,7 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         if (dict != JSON_NONE && json_kind(r->d, dict) != JSON_OBJECT)
             hf_error(r, ST_FORMAT, dicts[i], "must be an object");
         hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
-        qwen_rope_type(r, dict, t, p);
+        standard_rope_type(r, dict, t, p);
     }
 }
 

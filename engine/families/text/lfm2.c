@@ -1,9 +1,9 @@
 /* LFM2 and LFM2.5: gated short convolutions between layers of grouped-query attention. transformers
  * models/lfm2. */
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 static const struct hf_text LFM2_TEXT = {TEXT_SIZES(65536, 2560, 12288, 32, 32, 8, 128000), SILU(1e-5),
-                                         .qk_norm = true, .tie_word_embeddings = true, QWEN_ROPE(1e6)};
+                                         .qk_norm = true, .tie_word_embeddings = true, STANDARD_ROPE(1e6)};
 
 /* Unless layer_types says it, full_attn_idxs does; without either all are full attention. */
 static void read_layers(struct hf_reader *r, struct hf_text *t)
@@ -37,7 +37,7 @@ static void read_width(struct hf_reader *r, struct hf_text *t)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_text *t = &c->text;
-    qwen_read(r, type, c);
+    standard_read(r, type, c);
     t->rms_norm_eps = type->text->rms_norm_eps; /* the key of others is none of this class */
     hf_double(r, r->text, "norm_eps", 0, 1, &t->rms_norm_eps);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
@@ -52,7 +52,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    qwen_describe_decoder(r, c, d);
+    standard_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->delta.conv_k = c->text.linear_conv_kernel_dim;
@@ -84,7 +84,7 @@ void lfm2_gguf_text(struct gguf_keys *k, struct hf_text *t)
         t->layer_types[n] = heads ? HF_FULL : HF_CONV;
     }
     gguf_read_u32(k, "shortconv.l_cache", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
-    qwen_gguf_text(k, t);
+    standard_gguf_text(k, t);
 }
 
 #define LAYER "model.layers.#."
@@ -105,7 +105,7 @@ const struct gguf_name lfm2_gguf_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {GGUF_TEXT("lfm2", "lfm2", lfm2_gguf_text), .names = lfm2_gguf_names, .stops = qwen_gguf_stops},
+    {GGUF_TEXT("lfm2", "lfm2", lfm2_gguf_text), .names = lfm2_gguf_names, .stops = standard_gguf_stops},
     {NULL},
 };
 

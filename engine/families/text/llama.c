@@ -1,7 +1,7 @@
 /* Llama (1 to 3, SmolLM2, TinyLlama), Mistral, SmolLM3, Granite and ERNIE 4.5: the decoder of qwen.c without
  * its biases. transformers models/llama, mistral, ministral3, smollm3, granite, granitemoehybrid,
  * ernie4_5. */
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <math.h>
 #include <string.h>
@@ -10,25 +10,26 @@
     .embedding_multiplier = (embedding), .attention_multiplier = (attention),                                \
     .residual_multiplier = (residual), .logits_scaling = (logits)
 static const struct hf_text LLAMA_TEXT = {TEXT_SIZES(32000, 4096, 11008, 32, 32, 0, 2048), SILU(1e-6),
-                                          QWEN_ROPE(1e4)};
+                                          STANDARD_ROPE(1e4)};
 static const struct hf_text MISTRAL_TEXT = {TEXT_SIZES(32000, 4096, 14336, 32, 32, 8, 131072), SILU(1e-6),
-                                            QWEN_ROPE(1e4)};
+                                            STANDARD_ROPE(1e4)};
 static const struct hf_text MINISTRAL3_TEXT = {TEXT_SIZES(131072, 4096, 14336, 34, 32, 8, 262144), SILU(1e-5),
-                                               .head_dim = 128, QWEN_ROPE(1e6)};
+                                               .head_dim = 128, STANDARD_ROPE(1e6)};
 static const struct hf_text SMOLLM3_TEXT = {TEXT_SIZES(128256, 2048, 11008, 36, 16, 4, 32768), SILU(1e-6),
-                                            .tie_word_embeddings = true, QWEN_ROPE(2e6)};
+                                            .tie_word_embeddings = true, STANDARD_ROPE(2e6)};
 static const struct hf_text ERNIE4_5_TEXT = {TEXT_SIZES(103424, 1024, 3072, 18, 16, 2, 131072), SILU(1e-5),
-                                             .head_dim = 128, .tie_word_embeddings = true, QWEN_ROPE(5e5)};
+                                             .head_dim = 128, .tie_word_embeddings = true,
+                                             STANDARD_ROPE(5e5)};
 static const struct hf_text GRANITE_TEXT = {TEXT_SIZES(32000, 4096, 11008, 32, 32, 0, 2048),
-                                            MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), QWEN_ROPE(1e4)};
+                                            MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), STANDARD_ROPE(1e4)};
 
 /* Granite 4.0, whose MLP is the shared one of a mixture without experts. */
 static const struct hf_text GRANITE_HYBRID_TEXT = {TEXT_SIZES(32000, 4096, 1024, 32, 32, 0, 2048),
-                                                   MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), QWEN_ROPE(1e4)};
+                                                   MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), STANDARD_ROPE(1e4)};
 /* Of Granite-Docling. */
 static const struct hf_text GRANITE_DOCLING_TEXT = {TEXT_SIZES(133800, 1024, 2048, 28, 16, 4, 32768),
                                                     SILU(1e-5), .tie_word_embeddings = true,
-                                                    MULTIPLIERS(12, 0.015625, 0.263, 4), QWEN_ROPE(1e4)};
+                                                    MULTIPLIERS(12, 0.015625, 0.263, 4), STANDARD_ROPE(1e4)};
 
 static void set_no_rope(struct hf_text *t, uint32_t n, bool none)
 {
@@ -134,7 +135,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     struct hf_text *t = &c->text;
     const struct kind *kind = kinds;
     while (kind->text && kind->text != type->text) kind++;
-    qwen_read(r, type, c);
+    standard_read(r, type, c);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
     hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
     if (kind->mlp_bias) {
@@ -166,7 +167,7 @@ static void describe_multipliers(const struct hf_text *t, struct model_desc *d)
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
-    qwen_describe_decoder(r, c, d);
+    standard_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->ropes[0].query_beta = (float)t->rope[HF_FULL].llama_4_scaling_beta;
@@ -213,7 +214,7 @@ static void gguf_llama3(struct gguf_keys *k, const struct hf_text *t, struct hf_
 
 void llama_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
-    qwen_gguf_text(k, t);
+    standard_gguf_text(k, t);
     if (!k->r.st) gguf_llama3(k, t, &t->rope[HF_FULL]);
     t->rope[HF_SLIDING] = t->rope[HF_FULL];
 }

@@ -1,6 +1,6 @@
 /* OLMo 2, OLMo 3 and EXAONE 4: the decoder of qwen.c with norms of what attention and the MLP add, and none
  * of what they read. transformers models/olmo2, olmo3, exaone4. */
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <string.h>
 
@@ -8,7 +8,7 @@
     {                                                                                                        \
         .vocab_size = (vocab), .hidden_size = 4096, .intermediate_size = (ff), .num_hidden_layers = 32,      \
         .num_attention_heads = 32, .max_position_embeddings = 2048, .rms_norm_eps = 1e-5, .qk_norm = true,   \
-        .activation = HF_SILU, .num_key_value_heads = (kv), QWEN_ROPE(theta)                                 \
+        .activation = HF_SILU, .num_key_value_heads = (kv), STANDARD_ROPE(theta)                             \
     }
 static const struct hf_text OLMO2_TEXT = TEXT(50304, 11008, 0, 1e4), OLMO3_TEXT = TEXT(50304, 11008, 0, 5e5),
                             EXAONE4_TEXT = TEXT(102400, 16384, 32, 1e4);
@@ -40,7 +40,7 @@ static void read_plain_rope(struct hf_reader *r, struct hf_text *t)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     bool exaone = type->text == &EXAONE4_TEXT;
-    qwen_read(r, type, c);
+    standard_read(r, type, c);
     if (type->text == &OLMO2_TEXT) return;
     read_window(r, exaone, &c->text);
     if (!exaone) read_plain_rope(r, &c->text);
@@ -50,7 +50,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 {
     const struct hf_text *t = &c->text;
     bool exaone = strcmp(c->model_type, "exaone4") == 0;
-    qwen_describe_decoder(r, c, d);
+    standard_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->qk_norm_all = !exaone;

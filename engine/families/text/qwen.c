@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+void standard_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
     if (!family_decoder(r, c, d)) return;
@@ -38,7 +38,7 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
     }
 }
 
-void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)
+void standard_describe_tower(const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_vision *v = &c->vision;
     d->has_vision = true;

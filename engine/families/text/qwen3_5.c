@@ -9,7 +9,7 @@
 #define COMMON                                                                                               \
     .head_dim = 256, SILU(1e-6), .qk_norm = true, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,   \
     .linear_num_value_heads = 32, .linear_key_head_dim = 128, .linear_value_head_dim = 128,                  \
-    QWEN_ROPE(1e4, .partial = 0.25, .mrope_section = {11, 11, 10}, .mrope_interleaved = true)
+    STANDARD_ROPE(1e4, .partial = 0.25, .mrope_section = {11, 11, 10}, .mrope_interleaved = true)
 const struct hf_text qwen3_5_text = {TEXT_SIZES(248320, 4096, 12288, 32, 16, 4, 32768), COMMON};
 /* No layer has intermediate_size; norm_topk_prob always holds. */
 static const struct hf_text QWEN3_5_MOE_TEXT = {
@@ -71,7 +71,7 @@ static bool describe_drafter(const struct model_desc *target, struct model_desc 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
     const struct hf_text *t = &c->text;
-    qwen_describe_decoder(r, c, out);
+    standard_describe_decoder(r, c, out);
     if (r->st) return;
     out->norm_plus_one = true;
     out->expert_layout = EXPERTS_OUT_IN;
@@ -95,8 +95,8 @@ void qwen3_5_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     static const char recurrent[] = "attention.recurrent_layers";
     uint32_t inner = 0, interval = 4;
-    qwen_gguf_rotary(k, t);
-    qwen_gguf_text(k, t);
+    standard_gguf_rotary(k, t);
+    standard_gguf_text(k, t);
     gguf_read_u32(k, "ssm.conv_kernel", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     gguf_read_u32(k, "ssm.state_size", true, 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);
     gguf_read_u32(k, "ssm.group_count", true, 1, SIZE_MAX_HEADS, &t->linear_num_key_heads);
@@ -143,7 +143,7 @@ const struct family family_qwen3_5 = {
               {"qwen3_5_moe", HF_NESTED, &QWEN3_5_MOE_TEXT, &VISION},
               {"qwen3_5_text", HF_FLAT, &qwen3_5_text, NULL},
               {"qwen3_5_moe_text", HF_FLAT, &QWEN3_5_MOE_TEXT, NULL}},
-    .read = qwen_read,
+    .read = standard_read,
     .describe = describe,
     .images = &qwen3_vl_images,
     .gguf = gguf_kinds,

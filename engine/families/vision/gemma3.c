@@ -1,7 +1,7 @@
 /* Gemma 3 (text 270M, 1B; text and images 4B, 12B, 27B with a SigLIP tower; their fine-tunes). Formulas and
  * names: transformers models/gemma3 and models/siglip. Pitfalls are noted at the lines concerned. */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include "config/base/log.h"
 
@@ -32,13 +32,13 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         uint32_t dict = json_get_live(r->d, params, names[k]);
         per_type |= json_get(r->d, params, names[k]) != JSON_NONE;
         hf_double(r, dict, "rope_theta", 1.0, 1e12, &t->rope[k].theta);
-        qwen_rope_type(r, dict, t, &t->rope[k]);
+        standard_rope_type(r, dict, t, &t->rope[k]);
     }
     if (params != JSON_NONE && !per_type && json_count(r->d, params) > 0) {
         log_warn("%s: rope_parameters has no entries per layer type: read as those of full attention",
                  r->file);
         hf_double(r, params, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
-        qwen_rope_type(r, params, t, &t->rope[HF_FULL]);
+        standard_rope_type(r, params, t, &t->rope[HF_FULL]);
     }
     /* transformers (5.23) lays rope_scaling over {"rope_type": "default"}, so for this family the old
      * spelling "type" is silently ignored; vLLM uses it. Which one a checkpoint expects is unknown: rejected.
@@ -50,7 +50,7 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
                  "has \"type\", which transformers ignores for Gemma 3: write \"rope_type\", or take the "
                  "entry out");
     hf_double(r, scaling, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
-    qwen_rope_type(r, scaling, t, &t->rope[HF_FULL]);
+    standard_rope_type(r, scaling, t, &t->rope[HF_FULL]);
 }
 
 static void full_every(struct hf_text *t, uint32_t step)

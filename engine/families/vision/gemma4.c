@@ -1,7 +1,7 @@
 /* Gemma 4: text and images (E2B, E4B with per-layer embeddings; 26B-A4B is a MoE; 31B; the 12B, which has
  * no tower). Audio is not served. Formulas and names: transformers models/gemma4 and models/gemma4_unified.
  * Pitfalls are noted at the lines concerned. */
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include "config/base/log.h"
 #include "config/hf/reader.h"
@@ -129,7 +129,7 @@ static void read_rope(struct hf_reader *r, const char *name, bool full, struct h
             hf_double(r, dict, "partial_rotary_factor", 0, 1, &rope->partial);
             hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
         } else {
-            qwen_rope_type(r, dict, t, rope);
+            standard_rope_type(r, dict, t, rope);
         }
     }
 }

@@ -1,14 +1,14 @@
 /* GLM-4.1V, GLM-4.6V and GLM-OCR: four norms a layer, rotary in pairs over a part of a head, mRoPE; a tower
  * at the image's own size whose merger is a convolution. transformers models/glm4v, glm46v, glm_ocr. */
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <stdio.h>
 
 static const struct hf_text GLM4V_TEXT = {TEXT_SIZES(151552, 4096, 13696, 40, 32, 2, 32768), SILU(1e-5),
                                           .qkv_bias = true,
-                                          QWEN_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1)};
+                                          STANDARD_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1)};
 static const struct hf_text GLM_OCR_TEXT = {TEXT_SIZES(59392, 1024, 4096, 16, 16, 8, 131072), SILU(1e-5),
-                                            QWEN_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1)};
+                                            STANDARD_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1)};
 #define TOWER                                                                                                \
     .num_hidden_layers = 24, .num_channels = 3, .image_size = 336, .patch_size = 14, .layer_norm_eps = 1e-5, \
     .activation = HF_SILU, .spatial_merge_size = 2, .temporal_patch_size = 2, .rope_theta = 1e4
@@ -33,7 +33,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     bool ocr = is_ocr(c), inner = false;
     if (kind != JSON_NONE && !json_str_eq(r->d, kind, ocr ? "glm_ocr_text" : "glm4v_text"))
         hf_error(r, ST_UNSUPPORTED, "text_config.model_type", "is not a decoder served in this model");
-    qwen_read(r, type, c);
+    standard_read(r, type, c);
     c->video_id = HF_NO_ID;
     hf_bool(r, r->text, "tie_word_embeddings", &inner);
     c->text.tie_word_embeddings = false;
@@ -54,7 +54,7 @@ static void describe_tower(const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_vision *v = &c->vision;
     bool ocr = is_ocr(c);
-    qwen_describe_tower(c, d);
+    standard_describe_tower(c, d);
     struct desc_vision *t = &d->vision;
     t->rms = true;
     t->mlp = VISION_GLU_SILU;
@@ -89,7 +89,7 @@ static void describe_tower(const struct hf_config *c, struct model_desc *d)
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    qwen_describe_decoder(r, c, d);
+    standard_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->qk_pairs = r->d != NULL; /* llama.cpp's conversion reorders them */
@@ -115,10 +115,10 @@ static const struct family_images images = {
 static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     t->qkv_bias = gguf_columns(k, "blk.0.attn_q.bias") != 0;
-    qwen_gguf_rotary(k, t);
+    standard_gguf_rotary(k, t);
     if (!gguf_key(k, "rope.dimension_sections"))
         gguf_error(k, ST_UNSUPPORTED, "rope.dimension_sections", "only GLM-V and GLM-OCR are served");
-    qwen_gguf_text(k, t);
+    standard_gguf_text(k, t);
 }
 
 /* One kind of tower for both: GLM-OCR's has norms of q and k. */
@@ -135,12 +135,12 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
         snprintf(c->model_type, sizeof c->model_type, "glm_ocr");
     else gguf_set_u32(k, "mm.up.weight", gguf_rows(k, "mm.up.weight"), 1, SIZE_MAX_FF, &v->intermediate_size);
     gguf_image_token(k, "<|image|>", c);
-    qwen_check_vision(&k->r, &c->text, v, false);
+    standard_check_vision(&k->r, &c->text, v, false);
 }
 
 static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
 {
-    qwen_gguf_areas(k, 12544, 9633792, out); /* of the released files */
+    standard_gguf_areas(k, 12544, 9633792, out); /* of the released files */
 }
 
 static const struct gguf_name text_names[] = {
@@ -150,7 +150,7 @@ static const struct gguf_name text_names[] = {
     {NULL, NULL},
 };
 static const struct gguf_name tower_names[] = {
-    QWEN_GGUF_TOWER,
+    STANDARD_GGUF_TOWER,
     {"v.blk.#.attn_q_norm", "visual.blocks.#.attn.q_norm"},
     {"v.blk.#.attn_k_norm", "visual.blocks.#.attn.k_norm"},
     {"v.blk.#.ffn_gate", "visual.blocks.#.mlp.gate_proj"},

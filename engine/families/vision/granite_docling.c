@@ -2,7 +2,7 @@
  * DeepStack features for a Granite decoder. The coarse path of the connector, unless the processor's
  * settings say the fine one. transformers models/granite_docling. */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <stdio.h>
 #include <string.h>

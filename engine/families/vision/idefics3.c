@@ -1,7 +1,7 @@
 /* Idefics3, SmolVLM and SmolVLM2 (and granite-docling-258M, which is one): a SigLIP tower over tiles, whose
  * patches are gathered and projected by one product. transformers models/idefics3, smolvlm. */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <stdio.h>
 
@@ -10,7 +10,7 @@ static const struct family_inner decoders[] = {{"llama", &family_llama},   {"mis
                                                {"granite", &family_llama}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text IDEFICS3_TEXT = {SILU(1e-5), QWEN_ROPE(1e4)};
+static const struct hf_text IDEFICS3_TEXT = {SILU(1e-5), STANDARD_ROPE(1e4)};
 static const struct hf_vision IDEFICS3_VISION = {TOWER_SIZES(1152, 3072, 12, 16, 32), .image_size = 224,
                                                  .activation = HF_GELU_TANH};
 

@@ -2,7 +2,7 @@
  * row and scaled layers over tiles of one size, merged by a pixel shuffle; of 300M parameters, or 6B with RMS
  * norms, of q and k too. transformers models/internvl, qianfan_ocr, got_ocr2 (image processor). */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const struct family_inner decoders[] = {{"qwen2", &family_qwen2},
                                      {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text INTERNVL_TEXT = {SILU(1e-6), QWEN_ROPE(1e6)};
+static const struct hf_text INTERNVL_TEXT = {SILU(1e-6), STANDARD_ROPE(1e6)};
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
     .num_channels = 3, .image_size = 448, .patch_size = 14, .layer_norm_eps = 1e-6, .activation = HF_GELU
@@ -243,13 +243,13 @@ static const struct family_prompt CHAT_PROMPT = {
 static void gguf_qwen2(struct gguf_keys *k, struct hf_text *t)
 {
     t->o_bias = false;
-    qwen_gguf_text(k, t);
+    standard_gguf_text(k, t);
 }
 
 static void gguf_qwen3(struct gguf_keys *k, struct hf_text *t)
 {
     t->qk_norm = true;
-    qwen_gguf_text(k, t);
+    standard_gguf_text(k, t);
 }
 
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
@@ -298,7 +298,7 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 #define INTERNVL_GGUF                                                                                        \
-    GGUF_TOWER("internvl", "internvl", tower_names, gguf_tower, gguf_sizes), .stops = qwen_gguf_stops
+    GGUF_TOWER("internvl", "internvl", tower_names, gguf_tower, gguf_sizes), .stops = standard_gguf_stops
 static const struct family_gguf files[] = {
     {.arch = "qwen2", .text = gguf_qwen2, INTERNVL_GGUF},
     {.arch = "qwen3", .text = gguf_qwen3, INTERNVL_GGUF},

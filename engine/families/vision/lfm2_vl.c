@@ -1,14 +1,14 @@
 /* LFM2-VL and LFM2.5-VL: LFM2 with a SigLIP 2 tower for images of any shape, or tiles of 512 pixels.
  * transformers models/lfm2_vl, siglip2. */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <stdio.h>
 
 static const struct family_inner decoders[] = {{"lfm2", &family_lfm2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text LFM2_TEXT = {SILU(1e-5), .qk_norm = true, QWEN_ROPE(1e6)};
+static const struct hf_text LFM2_TEXT = {SILU(1e-5), .qk_norm = true, STANDARD_ROPE(1e6)};
 static const struct hf_vision LFM2_VISION = {
     .hidden_size = 768,
     .intermediate_size = 3072,
@@ -35,8 +35,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, 0, "tie_embedding", &c->text.tie_word_embeddings);
     siglip_read(r, r->vision, v);
     v->image_size = 0; /* any */
-    hf_u32(r, r->vision, "num_patches", 1, QWEN_POSITIONS_MAX, &places);
-    qwen_position_side(r, places, v);
+    hf_u32(r, r->vision, "num_patches", 1, STANDARD_POSITIONS_MAX, &places);
+    standard_position_side(r, places, v);
     check_places(r, v);
     v->spatial_merge_size = 2;
     v->out_hidden_size = 2560;
@@ -131,7 +131,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     v->projector_norm = gguf_columns(k, "mm.input_norm.weight") != 0;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 8, &v->spatial_merge_size);
-    qwen_gguf_positions(k, v);
+    standard_gguf_positions(k, v);
     v->image_size = 0; /* any */
     gguf_set_u32(k, "mm.1.weight", gguf_rows(k, "mm.1.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     gguf_image_token(k, "<image>", c);
@@ -156,7 +156,7 @@ static const struct gguf_name tower_names[] = {
 static const struct family_gguf files[] = {
     {GGUF_TEXT("lfm2", NULL, lfm2_gguf_text),
      GGUF_TOWER("lfm2", "lfm2_vl", tower_names, gguf_tower, gguf_sizes), .names = lfm2_gguf_names,
-     .stops = qwen_gguf_stops},
+     .stops = standard_gguf_stops},
     {NULL},
 };
 

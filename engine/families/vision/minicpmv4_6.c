@@ -130,7 +130,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &side);
     if (side != 4) gguf_error(k, ST_UNSUPPORTED, "clip.vision.projector.scale_factor", "only 4 is served");
     gguf_layer_u32(k, layer, 0, 0, v->num_hidden_layers - 1, &v->insert_layer);
-    qwen_gguf_positions(k, v);
+    standard_gguf_positions(k, v);
     gguf_image_token(k, "<|image_pad|>", c);
     siglip_check(&k->r, v);
 }
@@ -160,7 +160,7 @@ static const struct gguf_name tower_names[] = {
 static const struct family_gguf files[] = {
     {GGUF_TEXT("qwen35", NULL, qwen3_5_gguf_text),
      GGUF_TOWER("minicpmv4_6", "minicpmv4_6", tower_names, gguf_tower, gguf_sizes), .norms_plus_one = true,
-     .names = qwen3_5_gguf_names, .stops = qwen_gguf_stops},
+     .names = qwen3_5_gguf_names, .stops = standard_gguf_stops},
     {NULL},
 };
 

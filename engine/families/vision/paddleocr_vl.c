@@ -1,10 +1,11 @@
 /* PaddleOCR-VL: SigLIP at the image's own size, with 2-D rotary and positions interpolated between the
  * patches' centres; ERNIE 4.5 as decoder, with mRoPE. transformers models/paddleocr_vl. */
 #include "engine/families/gemma.h"
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 static const struct hf_text PADDLEOCR_TEXT = {TEXT_SIZES(103424, 1024, 3072, 18, 16, 2, 131072), SILU(1e-5),
-                                              .head_dim = 128, QWEN_ROPE(5e5, .mrope_section = {16, 24, 24})};
+                                              .head_dim = 128,
+                                              STANDARD_ROPE(5e5, .mrope_section = {16, 24, 24})};
 static const struct hf_vision PADDLEOCR_VISION = {TOWER_SIZES(1152, 4304, 27, 16, 14), .image_size = 384,
                                                   .activation = HF_GELU_TANH, .spatial_merge_size = 2,
                                                   .rope_theta = 1e4};
@@ -16,7 +17,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     bool vision = c->has_vision, inner = true;
     text.place = HF_FLAT;
     c->has_vision = false;
-    qwen_read(r, &text, c);
+    standard_read(r, &text, c);
     c->has_vision = vision;
     hf_bool(r, r->text, "use_bias", &c->text.mlp_bias);
     c->text.qkv_bias = c->text.o_bias = c->text.mlp_bias;
@@ -27,7 +28,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (c->eos_count == 0) c->eos_ids[c->eos_count++] = 2;
     if (!vision) return;
     siglip_read(r, r->vision, &c->vision); /* image_size: of the position table */
-    qwen_check_heads(r, &c->vision);
+    standard_check_heads(r, &c->vision);
     hf_u32(r, r->vision, "spatial_merge_size", 1, 8, &c->vision.spatial_merge_size);
     hf_double(r, json_get_live(r->d, r->vision, "rope_parameters"), "rope_theta", 1, 1e12,
               &c->vision.rope_theta);
@@ -49,7 +50,7 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     struct desc_vision *t = &d->vision;
-    qwen_describe_decoder(r, c, d);
+    standard_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->canonical = canonical;
@@ -84,14 +85,14 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     struct hf_vision *v = &c->vision;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
-    qwen_gguf_positions(k, v);
+    standard_gguf_positions(k, v);
     gguf_image_token(k, "<|IMAGE_PLACEHOLDER|>", c);
-    qwen_check_heads(&k->r, v);
+    standard_check_heads(&k->r, v);
 }
 
 static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
 {
-    qwen_gguf_areas(k, 147384, 2822400, out); /* of the released file */
+    standard_gguf_areas(k, 147384, 2822400, out); /* of the released file */
 }
 
 static const struct gguf_name tower_names[] = {
@@ -102,7 +103,7 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {GGUF_TEXT("paddleocr", "paddleocr_vl", qwen_gguf_text),
+    {GGUF_TEXT("paddleocr", "paddleocr_vl", standard_gguf_text),
      GGUF_TOWER("paddleocr", "paddleocr_vl", tower_names, gguf_tower, gguf_sizes)},
     {NULL},
 };

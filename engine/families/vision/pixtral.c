@@ -1,7 +1,7 @@
 /* Models around the Pixtral tower: Mistral 3 (Mistral Small 3.1 and later, Ministral 3), Pixtral 12B (a
  * `llava` in this layout) and LightOnOCR. Images at their own size; 2-D rotary; of Mistral 3 and LightOnOCR
  * merge x merge patches become a token. transformers models/pixtral, mistral3, llava, lighton_ocr. */
-#include "engine/families/qwen.h"
+#include "engine/families/standard.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,8 +12,8 @@ static const struct family_inner lighton_texts[] = {
     {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text MISTRAL_TEXT = {SILU(1e-5), QWEN_ROPE(1e9)},
-                            LIGHTON_TEXT = {SILU(1e-6), .qk_norm = true, QWEN_ROPE(1e6)};
+static const struct hf_text MISTRAL_TEXT = {SILU(1e-5), STANDARD_ROPE(1e9)},
+                            LIGHTON_TEXT = {SILU(1e-6), .qk_norm = true, STANDARD_ROPE(1e6)};
 
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
@@ -76,7 +76,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (!c->has_vision) return;
     read_tower(r, r->vision, v);
     check_features(r, type);
-    qwen_check_heads(r, v);
+    standard_check_heads(r, v);
     if (!llava) hf_u32(r, 0, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
     if (v->break_rows) hf_bool(r, 0, "multimodal_projector_bias", &v->projector_bias);
     hf_u32(r, 0, "image_token_index", 0, SIZE_MAX_VOCAB - 1, &id);
@@ -208,13 +208,13 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     v->patch_merger = gguf_columns(k, "mm.patch_merger.weight") != 0;
     v->projector_bias = gguf_columns(k, "mm.1.bias") != 0;
     gguf_image_token(k, lighton(c) ? "<|image_pad|>" : "[IMG]", c);
-    qwen_check_heads(&k->r, v);
+    standard_check_heads(&k->r, v);
 }
 
 static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
 {
     out->merge = 1;
-    qwen_gguf_patches(k, out);
+    standard_gguf_patches(k, out);
     gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &out->longest);
     set_area(out);
 }
@@ -246,8 +246,9 @@ static const struct family_gguf mistral_files[] = {
     {NULL},
 };
 static const struct family_gguf lighton_files[] = {
-    {GGUF_TEXT("qwen3", NULL, qwen_gguf_text),
-     GGUF_TOWER("lightonocr", "lighton_ocr", tower_names, gguf_tower, gguf_sizes), .stops = qwen_gguf_stops},
+    {GGUF_TEXT("qwen3", NULL, standard_gguf_text),
+     GGUF_TOWER("lightonocr", "lighton_ocr", tower_names, gguf_tower, gguf_sizes),
+     .stops = standard_gguf_stops},
     {NULL},
 };
 

@@ -12,9 +12,9 @@ static const struct hf_vision QWEN2_5_VL_VISION = {
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
-    qwen_describe_decoder(r, c, out);
+    standard_describe_decoder(r, c, out);
     if (r->st || !c->has_vision) return;
-    qwen_describe_tower(c, out);
+    standard_describe_tower(c, out);
     qwen_describe_images(c, out);
     struct desc_vision *v = &out->vision;
     _Static_assert(sizeof v->full_layers * 8 >= HF_LAYERS_MAX, "every layer has its bit");
@@ -45,7 +45,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
-    QWEN_GGUF_TOWER,
+    STANDARD_GGUF_TOWER,
     {"v.blk.#.ffn_gate", "visual.blocks.#.mlp.gate_proj"},
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.up_proj"},
     {"v.blk.#.ffn_down", "visual.blocks.#.mlp.down_proj"},
@@ -54,15 +54,15 @@ static const struct gguf_name TOWER_NAMES[] = {
 };
 
 static const struct family_gguf gguf_kinds[] = {
-    {GGUF_TEXT("qwen2vl", NULL, qwen_gguf_text),
+    {GGUF_TEXT("qwen2vl", NULL, standard_gguf_text),
      GGUF_TOWER("qwen2.5vl_merger", "qwen2_5_vl", TOWER_NAMES, gguf_tower, qwen2_vl_gguf_images),
-     .stops = qwen_gguf_stops},
+     .stops = standard_gguf_stops},
     {NULL},
 };
 
 const struct family family_qwen2_5_vl = {
     .types = {{"qwen2_5_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_5_VL_VISION}},
-    .read = qwen_read,
+    .read = standard_read,
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,

@@ -6,7 +6,7 @@
 
 /* The spec has theta 5e6 as the default; 5.23's class has 5e5. Released files state 5e6. */
 #define COMMON                                                                                               \
-    SILU(1e-6), .qk_norm = true, QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true)
+    SILU(1e-6), .qk_norm = true, STANDARD_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true)
 static const struct hf_text QWEN3_VL_TEXT = {TEXT_SIZES(151936, 4096, 22016, 32, 32, 32, 128000),
                                              .head_dim = 128, COMMON};
 /* norm_topk_prob always holds: this class has no such option. */
@@ -23,7 +23,7 @@ static int stamp(char out[MODEL_TEXT_BYTES], double seconds)
 
 void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
 {
-    qwen_describe_tower(c, out);
+    standard_describe_tower(c, out);
     qwen_describe_images(c, out);
     struct desc_vision *v = &out->vision;
     v->mlp = VISION_GELU_TANH; /* the blocks; the mergers have the exact GELU */
@@ -59,7 +59,7 @@ static const struct model_retrieval RETRIEVAL = {
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
-    qwen_describe_decoder(r, c, out);
+    standard_describe_decoder(r, c, out);
     out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
     if (r->st || !c->has_vision) return;
     qwen3_vl_describe_images(c, out);
@@ -82,8 +82,8 @@ void qwen3_vl_gguf_tower(struct gguf_keys *k, struct hf_config *c)
     const struct gguf_value *list = gguf_key(k, deepstack);
     struct hf_vision *v = &c->vision;
     uint32_t positions = 0;
-    gguf_set_u32(k, rows, gguf_rows(k, rows), 1, QWEN_POSITIONS_MAX, &positions);
-    qwen_position_side(&k->r, positions, v);
+    gguf_set_u32(k, rows, gguf_rows(k, rows), 1, STANDARD_POSITIONS_MAX, &positions);
+    standard_position_side(&k->r, positions, v);
     v->deepstack_count = 0;
     for (uint32_t n = 0; list && list->kind == GGUF_ARRAY && n < list->count && n < HF_LAYERS_MAX; n++) {
         if (gguf_item(list, n) == 0) continue;
@@ -96,18 +96,18 @@ void qwen3_vl_gguf_tower(struct gguf_keys *k, struct hf_config *c)
 /* Areas of the released files. */
 void qwen3_vl_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
-    qwen_gguf_areas(k, 65536, 16777216, out);
+    standard_gguf_areas(k, 65536, 16777216, out);
 }
 
 void qwen3_vl_gguf_videos(struct gguf_keys *k, struct image_config *out)
 {
-    qwen_gguf_patches(k, out);
+    standard_gguf_patches(k, out);
     out->area_min = 4096;
     out->area_max = 25165824;
 }
 
 const struct gguf_name qwen3_vl_gguf_tower_names[] = {
-    QWEN_GGUF_TOWER,
+    STANDARD_GGUF_TOWER,
     {"v.position_embd", "visual.pos_embed"},
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.linear_fc1"},
     {"v.blk.#.ffn_down", "visual.blocks.#.mlp.linear_fc2"},
@@ -121,15 +121,15 @@ const struct gguf_name qwen3_vl_gguf_tower_names[] = {
 };
 
 static const struct family_gguf gguf_kinds[] = {
-    {QWEN3_VL_GGUF("qwen3vl", "qwen3_vl", qwen_gguf_text)},
-    {QWEN3_VL_GGUF("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_text), .names = qwen_gguf_experts},
+    {QWEN3_VL_GGUF("qwen3vl", "qwen3_vl", standard_gguf_text)},
+    {QWEN3_VL_GGUF("qwen3vlmoe", "qwen3_vl_moe", standard_gguf_text), .names = qwen_gguf_experts},
     {NULL},
 };
 
 const struct family family_qwen3_vl = {
     .types = {{"qwen3_vl", HF_NESTED, &QWEN3_VL_TEXT, &QWEN3_VL_VISION},
               {"qwen3_vl_moe", HF_NESTED, &QWEN3_VL_MOE_TEXT, &QWEN3_VL_VISION}},
-    .read = qwen_read,
+    .read = standard_read,
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,

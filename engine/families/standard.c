@@ -1,5 +1,5 @@
-/* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts).
- * Their differences follow from the class defaults in their own files. */
+/* See standard.h: the keys of config.json and GGUF metadata that most families have, and those of the Qwen
+ * models. Their differences follow from the class defaults in their own files. */
 #include "engine/families/qwen.h"
 
 #include "config/base/log.h"
@@ -59,7 +59,7 @@ static void read_llama3(struct hf_reader *r, uint32_t dict, struct hf_rope *p)
                  "original_max_position_embeddings");
 }
 
-void qwen_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
+void standard_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
@@ -132,7 +132,7 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     else if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     if (!r->st && some && (p->partial <= 0 || qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
         hf_error(r, ST_FORMAT, "partial_rotary_factor", "must rotate an even number of a head's columns");
-    qwen_rope_type(r, dict, t, p);
+    standard_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */
 }
@@ -289,7 +289,7 @@ static void read_text(struct hf_reader *r, const struct family_type *type, uint3
 
 /* ---- vision ---- */
 
-void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
+void standard_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 {
     uint32_t side = 1;
     while (side * side < rows) side++;
@@ -301,8 +301,8 @@ static void read_position(struct hf_reader *r, uint32_t obj, struct hf_vision *v
 {
     uint32_t rows = v->position_side * v->position_side;
     if (v->position_side == 0) return;
-    hf_u32(r, obj, "num_position_embeddings", 1, QWEN_POSITIONS_MAX, &rows);
-    qwen_position_side(r, rows, v);
+    hf_u32(r, obj, "num_position_embeddings", 1, STANDARD_POSITIONS_MAX, &rows);
+    standard_position_side(r, rows, v);
 }
 
 static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
@@ -317,7 +317,7 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
     }
 }
 
-void qwen_check_heads(struct hf_reader *r, const struct hf_vision *v)
+void standard_check_heads(struct hf_reader *r, const struct hf_vision *v)
 {
     uint32_t head = v->hidden_size / v->num_attention_heads;
     if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
@@ -325,7 +325,8 @@ void qwen_check_heads(struct hf_reader *r, const struct hf_vision *v)
                  "must divide the tower's width into heads of a multiple of 4");
 }
 
-void qwen_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first)
+void standard_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v,
+                           bool first)
 {
     uint32_t head = v->hidden_size / v->num_attention_heads;
     bool deepstack = v->deepstack_count <= t->num_hidden_layers;
@@ -379,7 +380,7 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
     if (v->deepstack_count > 0)
         hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_DEEPSTACK_MAX, v->deepstack,
                 &v->deepstack_count);
-    qwen_check_vision(r, t, v, first);
+    standard_check_vision(r, t, v, first);
     r->scope = "";
 }
 
@@ -397,7 +398,7 @@ static void check_images(struct hf_reader *r, struct hf_config *c)
     if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */
 }
 
-void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
+void standard_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     uint32_t text = r->text;
     read_text(r, type, text, &c->text);
@@ -416,7 +417,7 @@ const struct gguf_name qwen_gguf_experts[] = {
     {NULL, NULL},
 };
 /* An instruction-tuned model ends with the first, a base model with the second; either stops both. */
-const char *const qwen_gguf_stops[] = {"<|im_end|>", "<|endoftext|>", NULL};
+const char *const standard_gguf_stops[] = {"<|im_end|>", "<|endoftext|>", NULL};
 
 /* The class's default tells whether there are three axes. */
 static void gguf_sections(struct gguf_keys *k, const struct hf_text *t, struct hf_rope *p)
@@ -431,7 +432,7 @@ static void gguf_sections(struct gguf_keys *k, const struct hf_text *t, struct h
     check_sections(&k->r, t, 3, p->mrope_section);
 }
 
-void qwen_gguf_rotary(struct gguf_keys *k, struct hf_text *t)
+void standard_gguf_rotary(struct gguf_keys *k, struct hf_text *t)
 {
     uint32_t rotary = 0;
     gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &t->mtp_num_hidden_layers);
@@ -442,7 +443,7 @@ void qwen_gguf_rotary(struct gguf_keys *k, struct hf_text *t)
     if (rotary % 2) gguf_error(k, ST_FORMAT, "rope.dimension_count", "must be even");
 }
 
-void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
+void standard_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     struct hf_rope *p = &t->rope[HF_FULL];
     resolve_head_dim(&k->r, t);
@@ -470,12 +471,12 @@ void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
     }
 }
 
-void qwen_gguf_positions(struct gguf_keys *k, struct hf_vision *v)
+void standard_gguf_positions(struct gguf_keys *k, struct hf_vision *v)
 {
     static const char table[] = "v.position_embd.weight";
     uint32_t rows = 0;
-    gguf_set_u32(k, table, gguf_rows(k, table), 1, QWEN_POSITIONS_MAX, &rows);
-    qwen_position_side(&k->r, rows, v);
+    gguf_set_u32(k, table, gguf_rows(k, table), 1, STANDARD_POSITIONS_MAX, &rows);
+    standard_position_side(&k->r, rows, v);
     v->image_size = v->position_side * v->patch_size;
 }
 
@@ -486,19 +487,19 @@ void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_set_u32(k, "mm.2.weight", gguf_rows(k, "mm.2.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     gguf_token(k, "<|image_pad|>", &c->image_id);
     gguf_token(k, "<|video_pad|>", &c->video_id);
-    qwen_check_vision(&k->r, &c->text, v, false);
+    standard_check_vision(&k->r, &c->text, v, false);
     check_images(&k->r, c);
 }
 
-void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out)
+void standard_gguf_patches(struct gguf_keys *k, struct image_config *out)
 {
     gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &out->patch);
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &out->merge);
 }
 
-void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out)
+void standard_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out)
 {
-    qwen_gguf_patches(k, out);
+    standard_gguf_patches(k, out);
     gguf_read_u32(k, "clip.vision.image_min_pixels", false, 1, UINT32_MAX, &least);
     gguf_read_u32(k, "clip.vision.image_max_pixels", false, least, UINT32_MAX, &most);
     out->area_min = least;
@@ -508,5 +509,5 @@ void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct 
 /* Areas of the released files. */
 void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
-    qwen_gguf_areas(k, 56 * 56, 28 * 28 * 16384, out);
+    standard_gguf_areas(k, 56 * 56, 28 * 28 * 16384, out);
 }
