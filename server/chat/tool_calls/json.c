@@ -3,6 +3,7 @@
  * object itself. */
 #include "server/chat/tool_calls/reader.h"
 
+#include "config/base/assert.h"
 #include "server/json/parser.h"
 
 #define VALUE_MAX 66u /* of a type or an id in plain JSON, with its quotes */
@@ -87,6 +88,7 @@ static bool member(struct tool_calls *c, const struct tag_text *t)
                              *const wrappers[] = {"function", "tool_call", "function_call"},
                              *const further[] = {"type", "id", "index", "call_id"};
     struct value_reader *r = &c->value;
+    ASSERT(c->key.len >= 2 && r->at < t->len); /* the key with its quotes, and a value */
     char first = t->s[r->at];
     bool quoted = first == '"' || first == '\'' || (r->quote && first == r->quote[0]);
     bool exact = c->bare && c->rules.exact;
@@ -151,6 +153,7 @@ static bool member_end(struct tool_calls *c)
 /* The object is complete. */
 static enum call_step object_end(struct tool_calls *c)
 {
+    ASSERT(!c->json.drop || c->json.flat_at <= c->flat.len);
     if (c->json.drop) c->flat.len = c->json.flat_at;
     if (c->json.field == NAME || !c->json.has_name || (c->bare && !c->begun)) return CALL_NO;
     if (!c->begun) {

@@ -1,6 +1,8 @@
 /* Shared by the readers of calls, see reader.h. */
 #include "server/chat/tool_calls/reader.h"
 
+#include "config/base/assert.h"
+
 #include <strings.h>
 
 void calls__flush(struct tool_calls *c)
@@ -16,6 +18,7 @@ void calls__flush(struct tool_calls *c)
 
 void calls__begin(struct tool_calls *c, const char *name, size_t len)
 {
+    ASSERT(len && !c->begun);
     c->calls++;
     c->begun = c->open = true;
     if (!c->st) c->st = c->sink->begin(c->sink->user, name, len);
@@ -23,6 +26,7 @@ void calls__begin(struct tool_calls *c, const char *name, size_t len)
 
 void calls__end(struct tool_calls *c)
 {
+    ASSERT(c->begun);
     c->hold = 0;
     calls__flush(c);
     c->open = false;

@@ -2,6 +2,8 @@
  * existing ones can read its calls. */
 #include "server/chat/tool_calls/tool_calls.h"
 
+#include "config/base/assert.h"
+
 #define CALL_NOTATION                                                                                        \
     .named = true, .before = "call:", .after = "{", .end = "}", .arguments = TOOL_ARGUMENTS_NOTATION,        \
     .after_key = ":", .comma = ","
@@ -79,6 +81,7 @@ static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
 
 const struct tool_syntax *tool_syntax(enum tool_call_syntax syntax)
 {
+    ASSERT_CMP(syntax, <, TOOL_SYNTAXES);
     return &syntaxes[syntax];
 }
 

@@ -18,6 +18,8 @@
  * - <function=NAME> alone is a call of a function that was offered. */
 #include "server/chat/tool_calls/reader.h"
 
+#include "config/base/assert.h"
+
 #include <stdio.h>
 
 #define FUNCTION_OPEN  "<function="
@@ -182,6 +184,7 @@ static int tags_starts(struct tool_calls *c, const struct tag_text *t)
 /* The text [from, to) as a value of the parameter's types. */
 static void value_put(struct tool_calls *c, const struct tag_text *t, size_t from, size_t to)
 {
+    ASSERT(from <= to && c->tags.value_at == from);
     size_t len = c->args.len, a = from, b = blanks_trim(t, from, to);
     for (int n = 1; a < b && n > 0; a += (size_t)n) n = space_at(t, a);
     int odds = value_whole(t->s + a, b - a, &c->args);
@@ -301,6 +304,7 @@ static enum call_step value_feed(struct tool_calls *c, const struct tag_text *t)
         c->st = value_escape(&c->args, t->s + c->tags.value_out, end - c->tags.value_out);
         c->tags.value_out = end;
     }
+    ASSERT(!stream || c->st || c->tags.value_out <= c->scan);
     if (over <= 0) return CALL_MORE;
     if (stream) calls__put(c, "\"");
     else value_put(c, t, c->tags.value_at, end);

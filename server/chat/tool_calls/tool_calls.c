@@ -36,6 +36,7 @@ static void state_to(struct tool_calls *c, enum tool_state state)
 static void content_emit(struct tool_calls *c, const struct tag_text *t, size_t to)
 {
     size_t from = c->at;
+    ASSERT_CMP(to, <=, t->len);
     if (to <= from || c->st) return;
     c->at = to;
     c->blank = false;
@@ -46,6 +47,7 @@ static void content_emit(struct tool_calls *c, const struct tag_text *t, size_t 
 static void text_start(struct tool_calls *c, size_t from, bool bare)
 {
     bool done = c->rules.single && c->calls;
+    ASSERT_CMP(from, >=, c->at);
     state_to(c, done ? TOOL_DONE : TOOL_TEXT);
     c->at = c->search = c->blank_to = from;
     c->blank = true;
@@ -58,6 +60,7 @@ static void text_start(struct tool_calls *c, size_t from, bool bare)
 /* What is at c->call_at is no call: content, with the tags before it if the block had no call. */
 static bool refuse(struct tool_calls *c)
 {
+    ASSERT(c->state == TOOL_BLOCK || !c->begun);
     if (c->call_at == c->block_at) {
         state_to(c, TOOL_TEXT);
         if (!c->bare) c->search = c->block_at + 1;
@@ -297,6 +300,8 @@ enum status tool_calls_run(struct tool_calls *c, const char *text, size_t len, b
 {
     const struct tag_text t = {text, len, final};
     bool more = true;
+    ASSERT(c->rules.syntax != TOOL_SYNTAX_NONE);
+    ASSERT_CMP(c->at, <=, len); /* it begins with the text of earlier runs */
     c->sink = sink;
     while (more && !c->st) {
         switch (c->state) {

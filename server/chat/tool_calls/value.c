@@ -1,6 +1,7 @@
 /* See value.h. */
 #include "server/chat/tool_calls/value.h"
 
+#include "config/base/assert.h"
 #include "config/base/json_text.h"
 
 #include <strings.h>
@@ -199,6 +200,7 @@ static void element(struct value_reader *r, const struct tag_text *t)
 
 static void level_close(struct value_reader *r, const struct tag_text *t)
 {
+    ASSERT(r->level && r->watch <= r->level);
     gap(r, t, 0);
     if (r->level > r->watch) puts_(r, is_array(r) ? "]" : "}");
     r->level--;
@@ -271,6 +273,7 @@ static void string_put(struct value_reader *r, const struct tag_text *t, size_t 
 {
     struct buf *out = target(r);
     size_t plain = from;
+    ASSERT(from <= to && to <= t->len);
     if (r->mark == TOKEN && !r->st) r->st = value_escape(out, t->s + from, to - from);
     for (size_t i = from; i < to && r->mark != TOKEN;) {
         unsigned char c = (unsigned char)t->s[i];
@@ -405,6 +408,7 @@ static bool literal(struct value_reader *r, const char *s, size_t len)
 
 static int word_end(struct value_reader *r, const struct tag_text *t)
 {
+    ASSERT(r->part == IN_WORD && r->from <= r->at);
     size_t to = blanks_trim(t, r->from, r->at);
     const char *s = t->s + r->from;
     if (r->is_key || !literal(r, s, to - r->from)) {
@@ -545,6 +549,7 @@ enum value_event value_read(struct value_reader *r, const struct tag_text *t)
 
 void value_close(struct value_reader *r, const struct tag_text *t)
 {
+    ASSERT_CMP(r->at, <=, t->len);
     odd(r, VALUE_REPAIRED);
     if (r->part == IN_STRING) { /* the quote is missing, and the brackets at the end are none of its text */
         size_t to = r->at, brackets = 0;
