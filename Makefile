@@ -338,8 +338,8 @@ $(HOST_NAMES:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: \
 endef
 $(foreach m,$(HOST_MODES),$(eval $(call HOST_TEST_RULES,$(m))))
 # The access checker's are few in CI: tests/cuda-emulator/test.sh.
-HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(if $(filter race$(HOST_FULL),$(m)), \
-	$(filter test_backend_ops test_cuda_gemm test_engine_golden,$(HOST_NAMES)),$(HOST_NAMES))))
+HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(if \
+	$(filter race$(HOST_FULL),$(m)),$(filter %_ops %_gemm %_golden,$(HOST_NAMES)),$(HOST_NAMES))))
 # The emulated device as a library that the server loads like the real one.
 cuda-host-so: $(HOST_OUT)/kvasir-cuda.so
 $(HOST_OUT)/kvasir-cuda.so: $(patsubst %,$(HOST_OUT)/plain/%.o,$(filter-out %/cuda_backend.cu,$(CUDA_SRC))) \

@@ -117,8 +117,8 @@ class Page:
         return got["result"].get("value")
 
     def timed(self, expression):
-        """Its value, and the share of a processor that the page's main thread got in its tasks meanwhile: what
-        a time in the page is multiplied with to become one of an idle machine."""
+        """Its value, and the share of a processor that the page's main thread got in its tasks meanwhile:
+        times of the page are multiplied with it to become those of an idle machine."""
         def spent():
             m = {x["name"]: x["value"] for x in self.call("Performance.getMetrics")["metrics"]}
             return m["TaskDuration"], m["ThreadTime"]

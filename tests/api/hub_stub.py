@@ -10,43 +10,32 @@ import threading
 import time
 import urllib.parse
 
-FAULTS = {
-    "dropped": "each connection of the CDN ends after a megabyte",
-    "dropped_always": "a connection of the CDN ends before the first byte",
-    "stalls": "the CDN sends a megabyte, then nothing, once",
-    "busy_again": "a connection of the CDN ends in the middle, and the next gets 503 with a text",
-    "drips": "the CDN sends five bytes a second",
-    "drips_and_drops": "and ends each connection after the first",
-    "list_drips": "and so does the list",
-    "wrong_hash": "a large file has other bytes",
-    "wrong_small": "a small file has other bytes",
-    "truncated": "the CDN's file is shorter than the list has it",
-    "longer": "the CDN sends more, without a length",
-    "pointer": "a Git LFS pointer instead of a large file",
-    "busy_once": "503 with Retry-After, once for each path",
-    "busy": "503",
-    "limited": "429 with Retry-After: 3600",
-    "limited_as_the_hub": "429 with RateLimit, as huggingface.co answers",
-    "escape": "a file with a terminal's escape sequence in its name",
-    "long_list": "a list of more than 64 MiB",
-    "unsized": "no sizes in the list, and none of large files before the redirect",
-    "gated": "401 GatedRepo without a token, 403 with one",
-    "forbidden": "403 with a message, which is not about a gated repository",
-    "private": "401 without a token",
-    "missing": "404",
-    "up": "a file named ../../../evil in the list",
-    "absolute": "a file named /tmp/evil in the list",
-    "no_ranges": "the CDN ignores Range",
-    "no_ranges_dropped": "the CDN ignores Range, and ends each connection in the middle",
-    "loop": "the redirect leads to itself",
-    "expires": "the first URL of the CDN has expired: 403",
-    "portal": "an HTML page instead of the list",
-    "no_commit": "a list without sha",
-    "no_hashes": "a list without sizes and hashes: they are in the headers of each file",
-    "no_etag": "and not there either",
-    "huge": "the list has a file of an exabyte",
-    "renamed": "relative redirects to another name",
-}
+FAULTS = {"dropped": "each connection of the CDN ends after a megabyte",
+          "dropped_always": "a connection of the CDN ends before the first byte",
+          "stalls": "the CDN sends a megabyte, then nothing, once",
+          "busy_again": "a connection of the CDN ends in the middle, and the next gets 503 with a text",
+          "drips": "the CDN sends five bytes a second",
+          "drips_and_drops": "and ends each connection after the first", "list_drips": "and so does the list",
+          "wrong_hash": "a large file has other bytes", "wrong_small": "a small file has other bytes",
+          "truncated": "the CDN's file is shorter than the list has it",
+          "longer": "the CDN sends more, without a length",
+          "pointer": "a Git LFS pointer instead of a large file",
+          "busy_once": "503 with Retry-After, once for each path", "busy": "503",
+          "limited": "429 with Retry-After: 3600",
+          "limited_as_the_hub": "429 with RateLimit, as huggingface.co answers",
+          "escape": "a file with a terminal's escape sequence in its name",
+          "long_list": "a list of more than 64 MiB",
+          "unsized": "no sizes in the list, and none of large files before the redirect",
+          "gated": "401 GatedRepo without a token, 403 with one",
+          "forbidden": "403 with a message, which is not about a gated repository",
+          "private": "401 without a token", "missing": "404", "up": "a file named ../../../evil in the list",
+          "absolute": "a file named /tmp/evil in the list", "no_ranges": "the CDN ignores Range",
+          "no_ranges_dropped": "the CDN ignores Range, and ends each connection in the middle",
+          "loop": "the redirect leads to itself", "expires": "the first URL of the CDN has expired: 403",
+          "portal": "an HTML page instead of the list", "no_commit": "a list without sha",
+          "no_hashes": "a list without sizes and hashes: they are in the headers of each file",
+          "no_etag": "and not there either", "huge": "the list has a file of an exabyte",
+          "renamed": "relative redirects to another name"}
 
 
 def git_sha1(data):
@@ -88,13 +77,7 @@ class Repo:
             out.append(one)
         names = {"up": "../../../evil", "absolute": "/tmp/evil", "escape": "a\x1b]0;evil\x07\x9b2J"}
         if self.fault in names:
-            out.append(
-                {
-                    "rfilename": names[self.fault],
-                    "size": 1,
-                    "blobId": git_sha1(b"x"),
-                }
-            )
+            out.append({"rfilename": names[self.fault], "size": 1, "blobId": git_sha1(b"x")})
         return out
 
 
@@ -148,12 +131,8 @@ class Endpoint(Handler):
         if repo.fault == "forbidden":
             return self.answer(403, b"{}", X_Error_Message="This token may not read it")
         if repo.fault == "gated":
-            return self.answer(
-                403 if token else 401,
-                b"{}",
-                X_Error_Code="GatedRepo",
-                X_Error_Message="Access to model is restricted.",
-            )
+            return self.answer(403 if token else 401, b"{}", X_Error_Code="GatedRepo",
+                               X_Error_Message="Access to model is restricted.")
         if repo.fault == "renamed" and not name.startswith("new/"):
             return self.answer(307, b"", Location=self.path.replace("org/", "new/", 1))
         if match:
@@ -176,26 +155,15 @@ class Endpoint(Handler):
         listing = repo.listing()
         if kind == "tree":
             tree = [
-                {
-                    "type": "file",
-                    "path": f["rfilename"],
-                    "size": f["size"],
-                    "oid": f["blobId"],
-                    **({"lfs": {"oid": f["lfs"]["sha256"], **f["lfs"]}} if "lfs" in f else {}),
-                }
+                {"type": "file", "path": f["rfilename"], "size": f["size"], "oid": f["blobId"],
+                 **({"lfs": {"oid": f["lfs"]["sha256"], **f["lfs"]}} if "lfs" in f else {})}
                 for f in listing
             ]
             return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
         if "blobs=" not in query:
             listing = [{"rfilename": f["rfilename"]} for f in listing]
-        info = {
-            "id": name,
-            "sha": repo.commit,
-            "siblings": listing,
-            "private": False,
-            "tags": [],
-            "downloads": 0,
-        }
+        info = {"id": name, "sha": repo.commit, "siblings": listing, "private": False, "tags": [],
+                "downloads": 0}
         if repo.fault == "no_commit":
             del info["sha"]
         self.answer(200, json.dumps(info).encode(), Content_Type="application/json")

@@ -30,12 +30,8 @@ def file(name):
 
 
 def chat(*parts, **fields):
-    return {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "red?"}, *parts]}],
-        "max_tokens": 1,
-        "temperature": 0,
-        **fields,
-    }
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "red?"}, *parts]}],
+            "max_tokens": 1, "temperature": 0, **fields}
 
 
 def image(data):
@@ -58,12 +54,8 @@ class Starved:
             f.write(struct.pack("llll", 0, -1, 0, 0))
         with open(control, "r+b") as f:
             self.control = mmap.mmap(f.fileno(), 0)
-        self.server = Server(
-            args.binary,
-            model,
-            *flags,
-            env={"LD_PRELOAD": library, "NOMEM": control, "UV_THREADPOOL_SIZE": "1"},
-        )
+        self.server = Server(args.binary, model, *flags,
+                             env={"LD_PRELOAD": library, "NOMEM": control, "UV_THREADPOOL_SIZE": "1"})
 
     def failed(self):
         return struct.unpack("llll", self.control)[3]
@@ -108,51 +100,31 @@ def sweep(s, name, path, body):
 
 TOOL = {
     "type": "function",
-    "function": {
-        "name": "f",
-        "parameters": {"type": "object", "properties": {"a": {"type": ["integer", "string"]}}},
-    },
+    "function": {"name": "f",
+                 "parameters": {"type": "object", "properties": {"a": {"type": ["integer", "string"]}}}},
 }
 CALL = {
     "role": "assistant",
     "content": None,
     "tool_calls": [
-        {
-            "id": "1",
-            "type": "function",
-            "function": {"name": "f", "arguments": '{"a": 123456789012345678901234567890}'},
-        }
+        {"id": "1", "type": "function",
+         "function": {"name": "f", "arguments": '{"a": 123456789012345678901234567890}'}}
     ],
 }
 REQUESTS = {
     "text": (
         TEXT,
-        {
-            "prompt": ["red", [5, 6]],
-            "max_tokens": 1,
-            "temperature": 0,
-            "echo": True,
-            "logprobs": 1,
-            "stop": ["zz"],
-            "stop_token_ids": [3],
-            "logit_bias": {"5": 1},
-            "return_token_ids": True,
-            "x": 123456789012345678901234567890,
-            "user": "\ud800",
-        },
+        {"prompt": ["red", [5, 6]], "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1,
+         "stop": ["zz"], "stop_token_ids": [3], "logit_bias": {"5": 1}, "return_token_ids": True,
+         "x": 123456789012345678901234567890, "user": "\ud800"},
     ),
     "tokenize": ("/tokenize", {"prompt": "red \ud800 green " * 50, "return_token_strs": True}),
     "tokenize chat": ("/tokenize", {"messages": [{"role": "user", "content": "red"}]}),
     "detokenize": ("/detokenize", {"tokens": [5, 6, 7] * 100}),
     "chat": (
         CHAT,
-        chat(
-            return_token_ids=True,
-            return_cache_info=True,
-            seed=1,
-            n=2,
-            metadata={"a": [1, {}, None, 1.5, "x"]},
-        ),
+        chat(return_token_ids=True, return_cache_info=True, seed=1, n=2,
+             metadata={"a": [1, {}, None, 1.5, "x"]}),
     ),
     "reasoning": (
         CHAT,
@@ -160,10 +132,8 @@ REQUESTS = {
             "messages": [
                 {"role": "system", "content": "S"},
                 {"role": "user", "content": "red"},
-                {
-                    "role": "assistant",
-                    "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}],
-                },
+                {"role": "assistant",
+                 "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]},
             ],
             "max_tokens": 1,
             "temperature": 0,
@@ -175,15 +145,9 @@ REQUESTS = {
         },
     ),
 }
-BLOCKS = {
-    "max_tokens": 1,
-    "temperature": 0,
-    "stop_sequences": ["zz"],
-    "metadata": {"user_id": "u"},
-    "output_config": {"effort": "low"},
-    "thinking": {"type": "enabled", "budget_tokens": 5},
-    "system": [{"type": "text", "text": "S"}, {"type": "text", "text": "T"}],
-}
+BLOCKS = {"max_tokens": 1, "temperature": 0, "stop_sequences": ["zz"], "metadata": {"user_id": "u"},
+          "output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 5},
+          "system": [{"type": "text", "text": "S"}, {"type": "text", "text": "T"}]}
 REQUESTS["messages"] = (
     MESSAGES,
     {
@@ -195,11 +159,8 @@ REQUESTS["messages"] = (
                 "content": [
                     {
                         "type": "image",
-                        "source": {
-                            "type": "base64",
-                            "media_type": "image/png",
-                            "data": base64.b64encode(drawing()).decode(),
-                        },
+                        "source": {"type": "base64", "media_type": "image/png",
+                                   "data": base64.b64encode(drawing()).decode()},
                     }
                 ],
             },
@@ -220,38 +181,23 @@ CALLED = [
     },
     {
         "role": "user",
-        "content": [
-            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "[1]"}]},
-            {"type": "tool_result", "tool_use_id": "1", "is_error": True},
-        ],
+        "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "[1]"}]},
+                    {"type": "tool_result", "tool_use_id": "1", "is_error": True}],
     },
 ]
 ITEMS = [
     {"role": "user", "content": "red"},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-    {
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "y"}, {"type": "refusal", "refusal": "n"}],
-    },
-    {
-        "type": "function_call",
-        "call_id": "1",
-        "name": "f",
-        "arguments": '{"a": 123456789012345678901234567890}',
-    },
+    {"role": "assistant",
+     "content": [{"type": "output_text", "text": "y"}, {"type": "refusal", "refusal": "n"}]},
+    {"type": "function_call", "call_id": "1", "name": "f",
+     "arguments": '{"a": 123456789012345678901234567890}'},
     {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "[1]"}]},
     {"role": "user", "content": [{"type": "input_text", "text": "and?"}]},
 ]
-ASKED = {
-    "max_output_tokens": 1,
-    "temperature": 0,
-    "instructions": "S",
-    "metadata": {"a": "b"},
-    "reasoning": {"effort": "low"},
-    "text": {"format": {"type": "text"}, "verbosity": "low"},
-    "top_logprobs": 1,
-    "stop": ["zz"],
-}
+ASKED = {"max_output_tokens": 1, "temperature": 0, "instructions": "S", "metadata": {"a": "b"},
+         "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}, "verbosity": "low"},
+         "top_logprobs": 1, "stop": ["zz"]}
 SEEN = [{"type": "input_image", "image_url": data_url(drawing())}, {"type": "input_text", "text": "red"}]
 REQUESTS["responses"] = (RESPONSES, {**ASKED, "input": [{"role": "user", "content": SEEN}]})
 REQUESTS["input_tokens"] = (RESPONSES + "/input_tokens", REQUESTS["responses"][1])
@@ -276,22 +222,16 @@ def test_no_memory():
     s.server.stop()
     s = Starved(os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"), "--prefix-cache", "off")
     tools = {
-        "messages": [
-            {"role": "user", "content": "red"},
-            CALL,
-            {"role": "tool", "tool_call_id": "1", "content": "[1]"},
-        ],
+        "messages": [{"role": "user", "content": "red"}, CALL,
+                     {"role": "tool", "tool_call_id": "1", "content": "[1]"}],
         "tools": [TOOL],
         "max_tokens": 1,
         "temperature": 0,
     }
     sweep(s, "tools", CHAT, {**tools, "return_token_ids": True})
-    blocks = {
-        **BLOCKS,
-        "messages": CALLED,
-        "tools": [{"name": "f", "description": "d", "input_schema": TOOL["function"]["parameters"]}],
-        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-    }
+    blocks = {**BLOCKS, "messages": CALLED,
+              "tools": [{"name": "f", "description": "d", "input_schema": TOOL["function"]["parameters"]}],
+              "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     sweep(s, "messages with tools", MESSAGES, blocks)
     function = {"type": "function", **TOOL["function"]}
     items = {**ASKED, "input": ITEMS, "tools": [function], "tool_choice": "auto"}
@@ -304,19 +244,13 @@ def test_no_memory():
             "video " + name,
             CHAT,
             chat(
-                {
-                    "type": "video_url",
-                    "video_url": {"url": data_url(file("videos/" + name), "image/" + name[-4:].strip("."))},
-                },
+                {"type": "video_url",
+                 "video_url": {"url": data_url(file("videos/" + name), "image/" + name[-4:].strip("."))}},
                 return_token_ids=True,
             ),
         )
-    sweep(
-        s,
-        "video of images",
-        CHAT,
-        chat({"type": "video", "video": [data_url(drawing())] * 2, "fps": 1}, return_token_ids=True),
-    )
+    sweep(s, "video of images", CHAT,
+          chat({"type": "video", "video": [data_url(drawing())] * 2, "fps": 1}, return_token_ids=True))
     s.server.stop()
 
 
@@ -370,21 +304,11 @@ COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
     "some ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * 60_000 + b'"}', 200, 100, 2),
     "one long string": (TEXT, HEAD + b'"' + b"a" * (60 << 20) + b'"}', 200, 250, 3),
     "many values": (TEXT, BIG, 200, 600, 6),
-    "many members": (
-        TEXT,
-        HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(1_300_000)) + b"}}",
-        400,
-        150,
-        2,
-    ),
+    "many members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(1_300_000)) + b"}}", 400,
+                     150, 2),
     "members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(65_000)) + b"}}", 200, 100, 2),
-    "many blocks": (
-        MESSAGES,
-        many(990_000, TURN + b"[", b'{"type":"text","text":"x"}', b"]}]}"),
-        400,
-        600,
-        6,
-    ),
+    "many blocks": (MESSAGES, many(990_000, TURN + b"[", b'{"type":"text","text":"x"}', b"]}]}"), 400, 600,
+                    6),
     "many thoughts": (MESSAGES, many(60_000, ASSISTANT + b"[", THOUGHT, b"]}]}"), 400, 250, 2),
     "many items": (
         RESPONSES,
@@ -393,13 +317,8 @@ COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
         600,
         6,
     ),
-    "much reasoning": (
-        RESPONSES,
-        many(30_000, b'{"max_output_tokens":1,"input":[', REASONING, b"]}"),
-        400,
-        250,
-        2,
-    ),
+    "much reasoning": (RESPONSES, many(30_000, b'{"max_output_tokens":1,"input":[', REASONING, b"]}"), 400,
+                       250, 2),
     "many parts": (CHAT, many(990_000, TURN + b"[", b'{"text":"x"}', b"]}]}"), 400, 600, 6),
     "many calls": (
         CHAT,
@@ -478,22 +397,11 @@ def test_idle_sockets():
 def test_names():
     """Models' names, settings' names, and what is said about images."""
     s = Server(args.binary, args.demo, "--served-model-name", "first, other")
-    for name, status in (
-        ("first", 200),
-        ("other", 200),
-        ("", 200),
-        ("first, other", 404),
-        ("\0", 404),
-        ("first\0", 404),
-        ("first\0other", 404),
-        ("firs", 404),
-    ):
+    for name, status in (("first", 200), ("other", 200), ("", 200), ("first, other", 404), ("\0", 404),
+                         ("first\0", 404), ("first\0other", 404), ("firs", 404)):
         got, answer = s.post(TEXT, {"prompt": "red", "max_tokens": 1, "model": name})
-        check.equal(
-            f"model {name!r}",
-            (got, answer.get("model") or answer["error"]["code"]),
-            (status, (name or "first") if status == 200 else "model_not_found"),
-        )
+        check.equal(f"model {name!r}", (got, answer.get("model") or answer["error"]["code"]),
+                    (status, (name or "first") if status == 200 else "model_not_found"))
     check.equal("no model", s.ok(TEXT, {"prompt": "red", "max_tokens": 1})["model"], "first")
     check.equal(
         "listed", [m["id"] for m in json.loads(s.request("GET", "/v1/models")[2])["data"]], ["first", "other"]
@@ -508,13 +416,8 @@ def test_names():
         ({"KVASIR_PROT": "1"}, "serve", "unknown name 'KVASIR_PROT'"),
         ({}, "serv", "unknown command 'serv'"),
         (
-            {
-                "KVASIR_PORT": "tcp://10.0.0.1:80",
-                "KVASIR_QWEN_PORT": "tcp://10.0.0.1:80",
-                "KVASIR_QWEN_PORT_80_TCP": "x",
-                "KVASIR_SERVICE_HOST": "x",
-                "KVASIR_MAX_N": "x",
-            },
+            {"KVASIR_PORT": "tcp://10.0.0.1:80", "KVASIR_QWEN_PORT": "tcp://10.0.0.1:80",
+             "KVASIR_QWEN_PORT_80_TCP": "x", "KVASIR_SERVICE_HOST": "x", "KVASIR_MAX_N": "x"},
             "serve",
             "max-n: 'x'",
         ),
@@ -525,11 +428,9 @@ def test_names():
         check.true(f"{command} {env}", end.returncode and want in end.stderr, end.stderr)
     s = Server(args.binary, os.path.join(GOLDEN, "gemma3/text_f32"))
     status, answer = s.post(CHAT, chat(image(drawing())))
-    check.equal(
-        "a text-only model",
-        (status, answer["error"]["code"], "--mmproj" in answer["error"]["message"]),
-        (400, "images_unsupported", True),
-    )
+    check.equal("a text-only model",
+                (status, answer["error"]["code"], "--mmproj" in answer["error"]["message"]),
+                (400, "images_unsupported", True))
     s.stop()
     s = Server(args.binary, os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"))
     for url in ("http://x/y.mp4", "https://x/y.mp4", "file:///y.mp4", "x"):

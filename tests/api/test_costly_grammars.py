@@ -18,10 +18,8 @@ from harness import Checks, Server, arguments, wait_until  # noqa: E402
 
 check = Checks()
 LIST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/costly_grammars.json")
-CLEAR = {
-    400: ("unsupported_schema", "constraint_too_costly"),
-    503: ("grammar_memory", "overloaded", "out_of_memory"),
-}
+CLEAR = {400: ("unsupported_schema", "constraint_too_costly"),
+         503: ("grammar_memory", "overloaded", "out_of_memory")}
 OWN_SECONDS = 10.0  # alone
 CROWD_SECONDS = 30.0  # beside many, on a machine that may be busy
 
@@ -38,13 +36,11 @@ def text_of(value, i=0):
 def request_of(entry):
     kind, value = entry["kind"], entry["value"]
     text = value if kind == "schema" else text_of(value)
-    forms = {
-        "pattern": lambda: {"type": "string", "pattern": text},
-        "not_pattern": lambda: {"type": "string", "not": {"pattern": text}},
-        "patternProperties": lambda: {"type": "object", "patternProperties": {text: {"type": "null"}}},
-        "propertyNames": lambda: {"type": "object", "propertyNames": {"pattern": text}},
-        "schema": lambda: text,
-    }
+    forms = {"pattern": lambda: {"type": "string", "pattern": text},
+             "not_pattern": lambda: {"type": "string", "not": {"pattern": text}},
+             "patternProperties": lambda: {"type": "object", "patternProperties": {text: {"type": "null"}}},
+             "propertyNames": lambda: {"type": "object", "propertyNames": {"pattern": text}},
+             "schema": lambda: text}
     constraint = (
         {"guided_json": forms[kind]()} if kind in forms else {"guided_" + kind.removeprefix("guided_"): text}
     )
@@ -186,16 +182,10 @@ def crowd(args):
         what = outcome(status, answer)
         name = f"{status} {what[2] if status == 200 else what[1]}"
         codes[name] = codes.get(name, 0) + 1
-        check.true(
-            f"costly grammar {i} ends clearly",
-            status == 200 or what[1] in CLEAR.get(status, ()),
-            f"{json.dumps(entries[i])[:100]}: {what}",
-        )
-        check.true(
-            f"costly grammar {i} ends in time",
-            seconds <= CROWD_SECONDS,
-            f"{json.dumps(entries[i])[:100]}: {seconds:.1f} s",
-        )
+        check.true(f"costly grammar {i} ends clearly", status == 200 or what[1] in CLEAR.get(status, ()),
+                   f"{json.dumps(entries[i])[:100]}: {what}")
+        check.true(f"costly grammar {i} ends in time", seconds <= CROWD_SECONDS,
+                   f"{json.dumps(entries[i])[:100]}: {seconds:.1f} s")
     healths.sort()
     chats.sort()
     slowest = max(r[2] for r in results.values())
@@ -216,11 +206,8 @@ def crowd(args):
     )
     # Generous: this test's own threads and the server share the machine's cores.
     most = 3 * part(beside_plain, 0.99) + 2 * step
-    check.true(
-        "the stream is as smooth as beside others",
-        part(crowded, 0.99) <= most,
-        f"{part(crowded, 0.99)} s, {most} s",
-    )
+    check.true("the stream is as smooth as beside others", part(crowded, 0.99) <= most,
+               f"{part(crowded, 0.99)} s, {most} s")
     check.true("the stream goes on", crowded and part(crowded, 1) < 1.0, f"{part(crowded, 1):.2f} s")
     check.true("short chats are answered", part(chats, 0.9) < 1.0, f"{part(chats, 0.9):.2f} s")
     check.true("/health is quick", part(healths, 0.95) <= 0.1, f"{part(healths, 0.95):.3f} s")
@@ -258,11 +245,8 @@ def many_forms(args):
     watcher.start()
     bodies = []
     for k in range(args.forms):
-        schema = {
-            "type": "object",
-            "properties": {f"p{k}_{i}": {"type": "integer"} for i in range(8000)},
-            "additionalProperties": False,
-        }
+        schema = {"type": "object", "properties": {f"p{k}_{i}": {"type": "integer"} for i in range(8000)},
+                  "additionalProperties": False}
         bodies.append({**short, "guided_json": schema})
     begin = time.monotonic()
     results = in_a_crowd(server, bodies, args.forms)
@@ -273,11 +257,9 @@ def many_forms(args):
     for status, answer, _ in results.values():
         name = f"{status} {'' if status == 200 else answer['error']['code']}"
         codes[name] = codes.get(name, 0) + 1
-        check.true(
-            "a large form ends clearly",
-            status == 200 or (status == 503 and answer["error"]["code"] in CLEAR[503]),
-            str(answer)[:200],
-        )
+        check.true("a large form ends clearly",
+                   status == 200 or (status == 503 and answer["error"]["code"] in CLEAR[503]),
+                   str(answer)[:200])
     print(
         f"{args.forms} forms of 8,000 properties in {took:.1f} s: {codes}; "
         f"grammars held at most {top[0]:.0f} MB, process {before} -> {held} MB"
@@ -290,11 +272,8 @@ def many_forms(args):
         "the memory comes back", memory(server) < before + 100, f"{before} -> {held} -> {memory(server)} MB"
     )
     wait_until(lambda: server.metric("kvasir:grammar_bytes") <= most / 8 * 2**20, seconds=25, step=0.5)
-    check.true(
-        "idle grammars are released",
-        server.metric("kvasir:grammar_bytes") <= most / 8 * 2**20,
-        str(server.metric("kvasir:grammar_bytes")),
-    )
+    check.true("idle grammars are released", server.metric("kvasir:grammar_bytes") <= most / 8 * 2**20,
+               str(server.metric("kvasir:grammar_bytes")))
     server.stop()
 
 

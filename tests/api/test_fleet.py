@@ -39,19 +39,9 @@ class Index:
 
     def apply(self, event):
         if isinstance(event, dict):
-            names = (
-                "block_hashes",
-                "parent_block_hash",
-                "token_ids",
-                "block_size",
-                "lora_id",
-                "medium",
-                "lora_name",
-                "extra_keys",
-                "group_idx",
-                "kv_cache_spec_kind",
-                "kv_cache_spec_sliding_window",
-            )
+            names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+                     "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
+                     "kv_cache_spec_sliding_window")
             removed = ("block_hashes", "medium", "group_idx")
             names = names if event["type"] == "BlockStored" else removed
             event = [event["type"]] + [event[n] for n in names if n in event]
@@ -101,19 +91,8 @@ class Worker:
 
     def __init__(self, args, model, *flags):
         self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-        self.server = Server(
-            args.binary,
-            model,
-            "--kv-events",
-            self.events,
-            "--kv-events-replay",
-            self.replay,
-            "--kv-events-block",
-            str(BLOCK),
-            "--threads",
-            "1",
-            *flags,
-        )
+        self.server = Server(args.binary, model, "--kv-events", self.events, "--kv-events-replay",
+                             self.replay, "--kv-events-block", str(BLOCK), "--threads", "1", *flags)
         self.index, self.next, self.batches, self.listener = Index(), 0, {}, None
         self.ask = zmq.Context.instance().socket(zmq.DEALER)
         self.ask.connect(self.replay)
@@ -285,11 +264,9 @@ def check_streams(checks, workers):
             checks.equal("topic", topic, b"")
             seen[int.from_bytes(number, "big")] = payload
         w.catch_up()
-        checks.true(
-            "published what is repeated",
-            seen and all(w.batches.get(k) == v for k, v in seen.items()),
-            sorted(k for k, v in seen.items() if w.batches.get(k) != v),
-        )
+        checks.true("published what is repeated",
+                    seen and all(w.batches.get(k) == v for k, v in seen.items()),
+                    sorted(k for k, v in seen.items() if w.batches.get(k) != v))
         checks.equal("without a hole", len(seen), max(seen) - min(seen) + 1)
         late, index = w.subscribe(), Index()
         checks.true("a late subscriber is told", late.poll(20000))
@@ -324,12 +301,8 @@ def test_flags(checks, args):
         (["--kv-events", "nonsense"], 1, "--kv-events nonsense"),
         (["--kv-events", "tcp://127.0.0.1:*", "--prefix-cache", "off"], 2, "prefix cache"),
     ):
-        p = subprocess.run(
-            [args.binary, "serve", "--model", args.qwen, "--port", "0", *flags],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        p = subprocess.run([args.binary, "serve", "--model", args.qwen, "--port", "0", *flags],
+                           capture_output=True, text=True, timeout=60)
         checks.true("refused: " + " ".join(flags), p.returncode == code and word in p.stderr, p.stderr)
 
 

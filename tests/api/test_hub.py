@@ -31,17 +31,10 @@ LARGE = HEAD + random.Random(1).randbytes((17 << 20) + 12335)
 
 
 def checkpoint(large=LARGE, **more):
-    return {
-        "config.json": b'{"model_type": "gemma3"}',
-        "tokenizer.json": b"{}",
-        "vocab.json": b'{"only": "without tokenizer.json"}',
-        "merges.txt": b"only without tokenizer.json",
-        "README.md": b"# a model",
-        "model.safetensors": large,
-        "pytorch_model.bin": b"not needed",
-        "onnx/model.onnx": b"nor this",
-        **more,
-    }
+    return {"config.json": b'{"model_type": "gemma3"}', "tokenizer.json": b"{}",
+            "vocab.json": b'{"only": "without tokenizer.json"}', "merges.txt": b"only without tokenizer.json",
+            "README.md": b"# a model", "model.safetensors": large, "pytorch_model.bin": b"not needed",
+            "onnx/model.onnx": b"nor this", **more}
 
 
 class Home:
@@ -63,26 +56,12 @@ class Home:
             for k, v in os.environ.items()
             if not k.startswith("HF_") and not k.lower().endswith("_proxy")
         }
-        return {
-            **env,
-            "HF_HOME": self.dir,
-            "HF_ENDPOINT": hub.url,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            **more,
-        }
+        return {**env, "HF_HOME": self.dir, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1", **more}
 
     def run(self, *command, limit=None, **env):
-        p = subprocess.run(
-            [BINARY, *command],
-            env=self.env(**env),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            preexec_fn=limit,
-            restore_signals=False,
-            check=False,
-        )
+        p = subprocess.run([BINARY, *command], env=self.env(**env), capture_output=True, text=True,
+                           timeout=120, preexec_fn=limit, restore_signals=False, check=False)
         said = [x for x in p.stderr.splitlines() if not re.match(r"\d{4}-\S+ (info|warn) ", x)]
         return p.returncode, p.stdout.strip(), "\n".join(said)
 
@@ -120,11 +99,8 @@ def holds(home, what, name, *paths):
     for path in there:
         full = os.path.join(top, path)
         link = os.readlink(full)
-        check.true(
-            f"{what}: {path} is a relative link",
-            link.startswith("../" * (2 + path.count("/")) + "blobs/"),
-            link,
-        )
+        check.true(f"{what}: {path} is a relative link",
+                   link.startswith("../" * (2 + path.count("/")) + "blobs/"), link)
         with open(full, "rb") as f:
             check.true(f"{what}: {path} is whole", f.read() == hub.repos[name].files[path])
 
@@ -132,23 +108,12 @@ def holds(home, what, name, *paths):
 def test_pull():
     repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "1_Pooling/config.json": b"{}",
                                             "2_Dense/model.safetensors": HEAD}))
-    need = [
-        "config.json",
-        "tokenizer.json",
-        "model.safetensors",
-        "chat_template.jinja",
-        "1_Pooling/config.json",
-        "2_Dense/model.safetensors",
-    ]
+    need = ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja",
+            "1_Pooling/config.json", "2_Dense/model.safetensors"]
     with Home() as home:
         hub.tokens.clear(), hub.cdn_tokens.clear()
-        for name in (
-            "org/plain",
-            "hf:org/plain",
-            "org/plain@v1",
-            "org/plain@" + repo.commit,
-            "org/plain@refs/pr/1",
-        ):
+        for name in ("org/plain", "hf:org/plain", "org/plain@v1", "org/plain@" + repo.commit,
+                     "org/plain@refs/pr/1"):
             before = repo.sent
             rc, out, err = home.run("pull", name, HF_TOKEN="hf_good")
             check.equal(name, (rc, out, err), (0, home.snapshot("org/plain"), ""))
@@ -185,11 +150,8 @@ def test_pull():
         check.equal("rm of the old one", home.run("rm", "org/plain@v1")[0], 0)
         left = {second.hash[p] for p in ("config.json", "tokenizer.json", "model.safetensors")}
         check.equal("it leaves the other's files", set(home.blobs()), left)
-        check.equal(
-            "and its ref",
-            sorted(os.listdir(os.path.join(home.folder("org/plain"), "refs"))),
-            ["main", "refs"],
-        )
+        check.equal("and its ref", sorted(os.listdir(os.path.join(home.folder("org/plain"), "refs"))),
+                    ["main", "refs"])
         check.equal("rm", home.run("rm", "org/plain")[0], 0)
         check.equal(
             "all gone", [os.listdir(home.cache), os.listdir(home.cache + "/.locks")], [[".locks"], []]
@@ -219,30 +181,17 @@ def test_weights():
     hub.add(
         "org/lost", {**files, "model.safetensors.index.json": index.replace("00002-of", "00003-of").encode()}
     )
-    hub.add(
-        "org/out",
-        {**files, "model.safetensors.index.json": index.replace("model-00002-of", "../../x").encode()},
-    )
-    gguf = {
-        "README.md": b"",
-        "m-Q4_K_M.gguf": b"GGUF" + b"a" * 100,
-        "q/m-BF16-00001-of-00002.gguf": b"GGUF" + b"b" * 100,
-        "q/m-BF16-00002-of-00002.gguf": b"GGUF" + b"c" * 100,
-        "mmproj-BF16.gguf": b"GGUFddddd",
-        "mmproj-F16.gguf": b"GGUFeeeeee",
-    }
+    hub.add("org/out",
+            {**files, "model.safetensors.index.json": index.replace("model-00002-of", "../../x").encode()})
+    gguf = {"README.md": b"", "m-Q4_K_M.gguf": b"GGUF" + b"a" * 100,
+            "q/m-BF16-00001-of-00002.gguf": b"GGUF" + b"b" * 100,
+            "q/m-BF16-00002-of-00002.gguf": b"GGUF" + b"c" * 100, "mmproj-BF16.gguf": b"GGUFddddd",
+            "mmproj-F16.gguf": b"GGUFeeeeee"}
     hub.add("org/gguf", gguf)
     with Home() as home:
         check.equal("shards", home.run("pull", "org/shards")[0], 0)
-        holds(
-            home,
-            "shards",
-            "org/shards",
-            "config.json",
-            "tokenizer.json",
-            "model.safetensors.index.json",
-            *shards,
-        )
+        holds(home, "shards", "org/shards", "config.json", "tokenizer.json", "model.safetensors.index.json",
+              *shards)
         check.equal("merges", home.run("pull", "org/merges")[0], 0)
         holds(home, "merges", "org/merges", "config.json", "vocab.json", "merges.txt", "model.safetensors")
         for name in ("org/lost", "org/out"):
@@ -263,19 +212,13 @@ def test_weights():
                 check.equal(f"{tag}, offline {offline}", got, (0, home.snapshot("org/gguf") + "/" + file))
         for name in ("org/gguf", "org/gguf:Q8_0", "org/gguf:K_M", "org/gguf:m-Q8_0.gguf"):
             rc, _, err = home.run("pull", name)
-            check.true(
-                f"{name} lists them",
-                rc == 1 and "choose one of its GGUF files: m-Q4_K_M.gguf q/m-" in err,
-                err,
-            )
+            check.true(f"{name} lists them",
+                       rc == 1 and "choose one of its GGUF files: m-Q4_K_M.gguf q/m-" in err, err)
         hub.add("org/lora", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
         hub.add("org/bin", {"config.json": b"{}", "pytorch_model.bin": b""})
         hub.add("org/none", {"README.md": b""})
-        for name, line in (
-            ("org/lora", "LoRA adapter"),
-            ("org/bin", "pytorch_model.bin only"),
-            ("org/none", "holds no checkpoint"),
-        ):
+        for name, line in (("org/lora", "LoRA adapter"), ("org/bin", "pytorch_model.bin only"),
+                           ("org/none", "holds no checkpoint")):
             rc, _, err = home.run("pull", name)
             check.true(name, rc == 1 and name in err and line in err and "\n" not in err, err)
 
@@ -354,11 +297,8 @@ def test_access():
     hub.add("org/closed", checkpoint(b"w"), fault="gated")
     with Home() as home:
         for name, line, env in (
-            (
-                "org/open",
-                "the hub does not accept the token for org/open .*: HTTP 401 Invalid.*",
-                {"HF_TOKEN": "hf_bad"},
-            ),
+            ("org/open", "the hub does not accept the token for org/open .*: HTTP 401 Invalid.*",
+             {"HF_TOKEN": "hf_bad"}),
             ("org/closed", "org/closed is gated: .* has no access yet.*", {"HF_TOKEN": "hf_good"}),
             ("org/open@v9", "org/open has no such revision: .*", {}),
             ("org/open", "http://127.0.0.1:9 can't be reached: .*", {"HF_ENDPOINT": "http://127.0.0.1:9"}),
@@ -367,23 +307,9 @@ def test_access():
             ("org/open", "org/open@main is not in .*, and HF_HUB_OFFLINE is set", {"HF_HUB_OFFLINE": "1"}),
             *(
                 (n, ".* is not a model of the Hugging Face hub: write ORG/NAME.*", {})
-                for n in (
-                    "a/b/c",
-                    "../x",
-                    "org/..",
-                    "org/x@../y",
-                    "org/x:../y.gguf",
-                    "org/x:/y.gguf",
-                    "/x",
-                    "org/",
-                    "o rg/x",
-                    "org/x@",
-                    "org/x--y",
-                    "hf:",
-                    "org/x:a\x9b.gguf",
-                    "org/x?y=1",
-                    "org/x#1",
-                )
+                for n in ("a/b/c", "../x", "org/..", "org/x@../y", "org/x:../y.gguf", "org/x:/y.gguf", "/x",
+                          "org/", "o rg/x", "org/x@", "org/x--y", "hf:", "org/x:a\x9b.gguf", "org/x?y=1",
+                          "org/x#1")
             ),
         ):
             rc, _, err = home.run("pull", name, **env)
@@ -401,11 +327,8 @@ def test_access():
 
         hub.add("org/full", checkpoint())
         rc, _, err = home.run("pull", "org/full", limit=small)
-        check.true(
-            "no room to write",
-            rc == 1 and re.fullmatch("kvasir: can't write .*: File too large; .*", err),
-            err,
-        )
+        check.true("no room to write",
+                   rc == 1 and re.fullmatch("kvasir: can't write .*: File too large; .*", err), err)
         check.equal("it is resumed", home.run("pull", "org/full")[0], 0)
         holds(home, "resumed", "org/full", "config.json", "tokenizer.json", "model.safetensors")
 
@@ -430,12 +353,8 @@ def test_resume():
         check.equal("only the rest is sent", repo.sent, len(LARGE) - had)
         holds(home, "resumed", "org/cut", "config.json", "tokenizer.json", "model.safetensors")
         blob = os.path.join(home.folder("org/cut"), "blobs", repo.hash["model.safetensors"])
-        for what, data in (
-            ("another beginning", b"x" * 5000000),
-            ("too long", LARGE + b"more"),
-            ("whole", LARGE),
-            ("another whole", LARGE[:-1] + b"x"),
-        ):
+        for what, data in (("another beginning", b"x" * 5000000), ("too long", LARGE + b"more"),
+                           ("whole", LARGE), ("another whole", LARGE[:-1] + b"x")):
             os.unlink(blob)
             with open(part, "wb") as f:
                 f.write(data)
@@ -449,12 +368,8 @@ def test_resume():
         os.unlink(blob)
         repo.sent = 0
         both = [
-            subprocess.Popen(
-                [BINARY, "pull", "org/cut"],
-                env=home.env(),
-                stderr=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            subprocess.Popen([BINARY, "pull", "org/cut"], env=home.env(), stderr=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL)
             for _ in range(2)
         ]
         check.equal("two at a time", [p.wait(60) for p in both], [0, 0])
@@ -532,17 +447,10 @@ def test_damaged_cache():
         check.true("a directory for a file", rc == 1 and "can't make the link" in err and link in err, err)
 
 
-NO_MODEL = (
-    ("config.json", b"<html>"),
-    ("config.json", b"[]"),
-    ("config.json", b""),
-    ("tokenizer.json", b"{"),
-    ("tokenizer.json", None),
-    ("model.safetensors", b""),
-    ("model.safetensors", b"PK" * 50),
-    ("model.safetensors", b"\0" * 99),
-    ("model.safetensors", b"\xff" * 7 + b"\0{"),
-)
+NO_MODEL = (("config.json", b"<html>"), ("config.json", b"[]"), ("config.json", b""),
+            ("tokenizer.json", b"{"), ("tokenizer.json", None), ("model.safetensors", b""),
+            ("model.safetensors", b"PK" * 50), ("model.safetensors", b"\0" * 99),
+            ("model.safetensors", b"\xff" * 7 + b"\0{"))
 
 
 def test_no_model():
@@ -601,23 +509,14 @@ print(path, os.path.realpath(file), [r.repo_id for r in info.repos], info.warnin
     with Home() as home:
 
         def python(name, **env):
-            p = subprocess.run(
-                [sys.executable, "-c", look, name],
-                env=home.env(**env),
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            p = subprocess.run([sys.executable, "-c", look, name], env=home.env(**env), capture_output=True,
+                               text=True, timeout=120, check=False)
             return p.stdout.strip() or p.stderr[-1500:]
 
         check.equal("pull", home.run("pull", "org/ours")[0], 0)
         blob = os.path.join(home.folder("org/ours"), "blobs", hub.repos["org/ours"].hash["model.safetensors"])
-        check.equal(
-            "it finds ours",
-            python("org/ours", HF_HUB_OFFLINE="1"),
-            f"{home.snapshot('org/ours')} {blob} ['org/ours'] []",
-        )
+        check.equal("it finds ours", python("org/ours", HF_HUB_OFFLINE="1"),
+                    f"{home.snapshot('org/ours')} {blob} ['org/ours'] []")
         sent = hub.repos["org/ours"].sent
         python("org/ours")
         check.equal("and fetches nothing again", hub.repos["org/ours"].sent, sent)
@@ -649,13 +548,9 @@ def test_serve():
         s.stop()
         rc, out, _ = home.run("inspect", "org/vl:glm_ocr_f32.gguf")
         check.true("a GGUF file, with its tower", rc == 0 and "glm_ocr" in out and "\nvision " in out, out)
-        p = subprocess.Popen(
-            [BINARY, "serve", "org/demo", "--port", "0", "--shutdown-delay", "0"],
-            text=True,
-            env=home.env(HF_HUB_OFFLINE="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        p = subprocess.Popen([BINARY, "serve", "org/demo", "--port", "0", "--shutdown-delay", "0"], text=True,
+                             env=home.env(HF_HUB_OFFLINE="1"), stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL)
         check.true("a name alone, offline", p.stdout.readline().startswith("kvasir: listening on http://"))
         p.terminate()
         check.equal("it ends", p.wait(30), 0)
@@ -711,12 +606,8 @@ def test_lines():
             (1, "pytorch_model.bin only.*safetensors", "--model", bins),
             (1, "LoRA adapter.*merge", "--model", lora),
             (1, "choose one of its GGUF files: a-Q4_K_M.gguf", "--model", some),
-            (
-                1,
-                "No such file.*use --model hf:Qwen/Qwen3-VL-2B-Instruct",
-                "--model",
-                "Qwen/Qwen3-VL-2B-Instruct",
-            ),
+            (1, "No such file.*use --model hf:Qwen/Qwen3-VL-2B-Instruct", "--model",
+             "Qwen/Qwen3-VL-2B-Instruct"),
             (1, "No such file or directory$", "./nowhere"),
             (2, "unknown flag '-m': here it is --model", "-m", "x"),
             (2, "unknown flag '-c': here it is --max-context", "-c", "4096"),
@@ -733,21 +624,9 @@ def test_lines():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (
-        test_pull,
-        test_weights,
-        test_faults,
-        test_access,
-        test_resume,
-        test_side_by_side,
-        test_damaged_cache,
-        test_no_model,
-        test_progress,
-        test_huggingface_hub,
-        test_serve,
-        test_llama_swap,
-        test_lines,
-    ):
+    for test in (test_pull, test_weights, test_faults, test_access, test_resume, test_side_by_side,
+                 test_damaged_cache, test_no_model, test_progress, test_huggingface_hub, test_serve,
+                 test_llama_swap, test_lines):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()

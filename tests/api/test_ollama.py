@@ -15,14 +15,8 @@ from harness import Checks, Server, arguments, data_url, drawing, endless, wait_
 check = Checks()
 CHAT, GENERATE = "/api/chat", "/api/generate"
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-COUNTS = (
-    "total_duration",
-    "load_duration",
-    "prompt_eval_count",
-    "prompt_eval_duration",
-    "eval_count",
-    "eval_duration",
-)
+COUNTS = ("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count",
+          "eval_duration")
 
 
 def user(text="Hello!", **more):
@@ -30,11 +24,8 @@ def user(text="Hello!", **more):
 
 
 def ask(*messages, options=(), **fields):
-    return {
-        "messages": list(messages) or [user()],
-        "options": {"temperature": 0, "num_predict": 12, **dict(options)},
-        **fields,
-    }
+    return {"messages": list(messages) or [user()],
+            "options": {"temperature": 0, "num_predict": 12, **dict(options)}, **fields}
 
 
 def lines(s, path, body, headers=None):
@@ -90,25 +81,16 @@ def test_chat(s):
         {"messages": [user()], "temperature": 0, "max_tokens": 12, "logprobs": True, "top_logprobs": 2},
     )
     choice = chat["choices"][0]
-    check.equal(
-        "as chat completions",
-        (whole["message"]["content"], whole["logprobs"], whole["done_reason"]),
-        (choice["message"]["content"], choice["logprobs"]["content"], choice["finish_reason"]),
-    )
-    check.equal(
-        "counts",
-        (whole["prompt_eval_count"], whole["eval_count"]),
-        (chat["usage"]["prompt_tokens"], chat["usage"]["completion_tokens"]),
-    )
+    check.equal("as chat completions", (whole["message"]["content"], whole["logprobs"], whole["done_reason"]),
+                (choice["message"]["content"], choice["logprobs"]["content"], choice["finish_reason"]))
+    check.equal("counts", (whole["prompt_eval_count"], whole["eval_count"]),
+                (chat["usage"]["prompt_tokens"], chat["usage"]["completion_tokens"]))
     check.true("numbers", all(isinstance(whole[k], int) and whole[k] >= 0 for k in COUNTS), whole)
     check.true(
         "total", whole["total_duration"] >= whole["prompt_eval_duration"] + whole["eval_duration"] > 0, whole
     )
-    check.true(
-        "time",
-        whole["created_at"].startswith("20") and whole["created_at"].endswith("Z"),
-        whole["created_at"],
-    )
+    check.true("time", whole["created_at"].startswith("20") and whole["created_at"].endswith("Z"),
+               whole["created_at"])
     free = s.ok(
         CHAT, ask(options={"num_predict": -1, "num_ctx": 64, "num_gpu": 9, "mirostat": 0}, stream=False)
     )
@@ -123,36 +105,24 @@ def test_chat(s):
         "go on",
         s.ok(
             CHAT,
-            ask(
-                user(),
-                {"role": "assistant", "content": "Hello! Send"},
-                stream=False,
-                options={"num_predict": 2},
-            ),
+            ask(user(), {"role": "assistant", "content": "Hello! Send"}, stream=False,
+                options={"num_predict": 2}),
         )["message"]["content"],
         " me a",
     )
     check.equal(
         "load",
         plain(s.ok(CHAT, {"messages": []})),
-        {
-            "model": s.names[0],
-            "message": {"role": "assistant", "content": ""},
-            "done": True,
-            "done_reason": "load",
-        },
+        {"model": s.names[0], "message": {"role": "assistant", "content": ""}, "done": True,
+         "done_reason": "load"},
     )
     for form in ({"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}, "json"):
         text = both(s, CHAT, ask(format=form, options={"num_predict": 40, "repeat_penalty": 1.3}))["message"][
             "content"
         ]
         check.true("format", text.startswith("{"), text)
-    status, head, data = s.request(
-        "POST",
-        CHAT,
-        json.dumps(ask(stream=False)).encode(),
-        {"Content-Type": "application/x-www-form-urlencoded"},
-    )
+    status, head, data = s.request("POST", CHAT, json.dumps(ask(stream=False)).encode(),
+                                   {"Content-Type": "application/x-www-form-urlencoded"})
     check.equal("curl -d", status, 200)
 
 
@@ -168,11 +138,8 @@ def test_generate(s):
     )
     raw = both(s, GENERATE, {**ask(), "prompt": "One, two", "raw": True, "logprobs": True})
     text = s.ok("/v1/completions", {"prompt": "One, two", "temperature": 0, "max_tokens": 12})
-    check.equal(
-        "raw",
-        (raw["response"], raw["prompt_eval_count"]),
-        (text["choices"][0]["text"], text["usage"]["prompt_tokens"]),
-    )
+    check.equal("raw", (raw["response"], raw["prompt_eval_count"]),
+                (text["choices"][0]["text"], text["usage"]["prompt_tokens"]))
     check.equal("raw: log-probs", len(raw["logprobs"]), raw["eval_count"])
     check.equal("load", s.ok(GENERATE, {"prompt": ""})["done_reason"], "load")
 
@@ -207,11 +174,9 @@ def test_images(s):
 def test_errors(s):
     def fault(what, path, body, status, *words):
         got, answer = s.post(path, body)
-        check.true(
-            what,
-            got == status and set(answer) == {"error"} and all(w in answer["error"] for w in words),
-            (got, answer),
-        )
+        check.true(what,
+                   got == status and set(answer) == {"error"} and all(w in answer["error"] for w in words),
+                   (got, answer))
 
     fault("option", CHAT, ask(options={"mirostat": 2}), 400, "mirostat")
     fault("number", CHAT, ask(options={"num_predict": "5"}), 400, "num_predict")
@@ -225,13 +190,8 @@ def test_errors(s):
     fault("content", CHAT, ask(user([{"type": "text", "text": "x"}])), 400, "messages[0].content", "images")
     fault("image", CHAT, ask(user(images=["AAAA"])), 400, "messages[0].images[0]")
     fault("image", GENERATE, {"prompt": "x", "images": [5]}, 400, "images[0]")
-    fault(
-        "call",
-        CHAT,
-        ask(user(), {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}),
-        400,
-        "messages[1].tool_calls[0].function",
-    )
+    fault("call", CHAT, ask(user(), {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}), 400,
+          "messages[1].tool_calls[0].function")
     fault("template", GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template", "raw")
     fault("context", GENERATE, {"prompt": "x", "context": [5]}, 400, "context", CHAT)
     fault("raw", GENERATE, {"prompt": "x", "raw": True, "images": ["AAAA"]}, 400, "images")
@@ -252,11 +212,8 @@ def test_models(s):
         return json.loads(data)
 
     name = s.names[0]
-    tags, loaded, shown = (
-        get("/api/tags")["models"],
-        get("/api/ps")["models"],
-        s.ok("/api/show", {"model": name}),
-    )
+    tags, loaded, shown = (get("/api/tags")["models"], get("/api/ps")["models"],
+                           s.ok("/api/show", {"model": name}))
     card = get("/v1/models")["data"][0]
     check.equal("names", [m["name"] for m in tags + loaded], s.names * 2)
     check.equal("details", (tags[0]["details"], loaded[0]["details"]), (shown["details"],) * 2)
@@ -264,11 +221,8 @@ def test_models(s):
         "size", (tags[0]["size"], loaded[0]["context_length"]), (card["meta"]["size"], card["max_model_len"])
     )
     info = shown["model_info"]
-    check.equal(
-        "info",
-        [info["general." + k] for k in ("architecture", "basename", "parameter_count")],
-        ["qwen3_vl", s.names[0], card["meta"]["n_params"]],
-    )
+    check.equal("info", [info["general." + k] for k in ("architecture", "basename", "parameter_count")],
+                ["qwen3_vl", s.names[0], card["meta"]["n_params"]])
     check.equal("context", info["qwen3_vl.context_length"], card["meta"]["n_ctx_train"])
     check.equal("capabilities", shown["capabilities"], ["completion", "vision", "tools"])
     check.equal("earlier name", s.ok("/api/show", {"name": s.names[1] + ":latest"}), shown)
@@ -278,17 +232,12 @@ def test_models(s):
     vectors = s.ok("/v1/embeddings", {"input": ["One", "two"], "dimensions": 8})["data"]
     got = s.ok("/api/embed", {"input": ["One", "two"], "dimensions": 8, "truncate": True})
     check.equal("embed", got["embeddings"], [v["embedding"] for v in vectors])
-    check.equal(
-        "embeddings",
-        s.ok("/api/embeddings", {"prompt": "One"})["embedding"],
-        s.ok("/api/embed", {"input": "One"})["embeddings"][0],
-    )
+    check.equal("embeddings", s.ok("/api/embeddings", {"prompt": "One"})["embedding"],
+                s.ok("/api/embed", {"input": "One"})["embeddings"][0])
     props = get("/props")
-    check.equal(
-        "props",
-        (props["default_generation_settings"]["n_ctx"], props["modalities"], props["chat_template"]),
-        (card["max_model_len"], {"vision": True, "audio": False}, shown["template"]),
-    )
+    check.equal("props",
+                (props["default_generation_settings"]["n_ctx"], props["modalities"], props["chat_template"]),
+                (card["max_model_len"], {"vision": True, "audio": False}, shown["template"]))
     text = s.ok("/apply-template", ask())["prompt"]
     check.equal("template", s.ok("/tokenize", {"prompt": text})["tokens"], s.ok("/tokenize", ask())["tokens"])
     image = [{"type": "image_url", "image_url": {"url": data_url(drawing())}}]
@@ -300,12 +249,8 @@ def test_scripts(s):
     """Calls and reasoning, complete on one line each; what the template then sees of them."""
     for name in ("one", "two", "think", "both", "never", "unclosed", "broken", "wide", "empty"):
         want = tools_test.SCRIPTS[name][1]
-        body = ask(
-            user("Weather?"),
-            tools=[tools_test.WEATHER, tools_test.CLOCK],
-            chat_template_kwargs={"script": name},
-            options={"num_predict": 1500},
-        )
+        body = ask(user("Weather?"), tools=[tools_test.WEATHER, tools_test.CLOCK],
+                   chat_template_kwargs={"script": name}, options={"num_predict": 1500})
         rows = lines(s, CHAT, body)
         message = both(s, CHAT, body)["message"]
         calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", [])]
@@ -318,12 +263,8 @@ def test_scripts(s):
     turn = {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call]}
     openai = [
         user("?"),
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "Hm.",
-            "tool_calls": [{"id": "call00001", "type": "function", **call}],
-        },
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.",
+         "tool_calls": [{"id": "call00001", "type": "function", **call}]},
         {"role": "tool", "tool_call_id": "call00001", "content": "noon"},
     ]
     more = {"chat_template_kwargs": {"script": "plain"}, "tools": [tools_test.CLOCK]}

@@ -42,38 +42,16 @@ MISDIRECTED = (421, "host_not_allowed", None)
 def test_foreign_pages():
     s = opened()
     try:
-        for origin in (
-            EVIL,
-            "http://evil.example:8000",
-            "null",
-            "http://localhost.evil.example",
-            "http://evil.example/localhost",
-            "http://127.0.0.1.evil.example",
-            "http://10.0.0.1",
-            "file://",
-            "localhost",
-            "http://localhost:80@evil.example",
-            "http://[::2]",
-            "http://" + "a" * 400 + ".localhost",
-            "chrome-extension://abc",
-            "http://",
-        ):
+        for origin in (EVIL, "http://evil.example:8000", "null", "http://localhost.evil.example",
+                       "http://evil.example/localhost", "http://127.0.0.1.evil.example", "http://10.0.0.1",
+                       "file://", "localhost", "http://localhost:80@evil.example", "http://[::2]",
+                       "http://" + "a" * 400 + ".localhost", "chrome-extension://abc", "http://"):
             check.equal(f"{origin}: a question", ask(s, CHAT, "POST", BODY, Origin=origin), REFUSED)
             check.equal(f"{origin}: preflight", preflight(s, origin), REFUSED)
-        for path, method in (
-            ("/v1/models", "GET"),
-            ("/metrics", "GET"),
-            ("/", "GET"),
-            ("/nope", "GET"),
-            ("/ready", "GET"),
-            ("/flush_cache", "POST"),
-            ("/tokenize", "POST"),
-            ("/v1/models", "DELETE"),
-            ("*", "OPTIONS"),
-            ("/cache_tree", "GET"),
-            ("/health/", "PUT"),
-            ("/openapi.json", "GET"),
-        ):
+        for path, method in (("/v1/models", "GET"), ("/metrics", "GET"), ("/", "GET"), ("/nope", "GET"),
+                             ("/ready", "GET"), ("/flush_cache", "POST"), ("/tokenize", "POST"),
+                             ("/v1/models", "DELETE"), ("*", "OPTIONS"), ("/cache_tree", "GET"),
+                             ("/health/", "PUT"), ("/openapi.json", "GET")):
             want = (403, None, None) if method == "HEAD" else REFUSED
             if path == "/health/":  # the same path: it is answered, and tells the page nothing
                 want = (405, "method_not_supported", None)
@@ -84,23 +62,15 @@ def test_foreign_pages():
         answer = s.raw(text + b"\r\nContent-Type: text/plain\r\nContent-Length: 9000000\r\n\r\n", timeout=2)
         check.true("an early answer", answer.startswith(b"HTTP/1.1 403 ") and b"Allow-Origin" not in answer)
         check.true("names the flag", b"--cors-origins" in answer, answer)
-        for site, mode, want in (
-            ("cross-site", "no-cors", 403),
-            ("cross-site", None, 403),
-            ("cross-site", "navigate", 200),
-            ("same-site", "no-cors", 200),
-            ("same-origin", "cors", 200),
-            ("none", "navigate", 200),
-        ):
+        for site, mode, want in (("cross-site", "no-cors", 403), ("cross-site", None, 403),
+                                 ("cross-site", "navigate", 200), ("same-site", "no-cors", 200),
+                                 ("same-origin", "cors", 200), ("none", "navigate", 200)):
             check.equal(
                 f"without Origin, {site} {mode}", ask(s, Sec_Fetch_Site=site, Sec_Fetch_Mode=mode)[0], want
             )
         anthropic = json.loads(s.request("POST", "/v1/messages", {}, {"Origin": EVIL})[2])
-        check.equal(
-            "in Anthropic's shape",
-            (anthropic["type"], anthropic["error"]["type"]),
-            ("error", "permission_error"),
-        )
+        check.equal("in Anthropic's shape", (anthropic["type"], anthropic["error"]["type"]),
+                    ("error", "permission_error"))
     finally:
         s.stop()
 
@@ -108,49 +78,28 @@ def test_foreign_pages():
 def test_own_pages():
     s = opened()
     try:
-        for origin in (
-            "http://localhost",
-            "http://localhost:3000",
-            "https://localhost:3000",
-            "http://127.0.0.1:5",
-            "http://127.9.9.9",
-            "http://[::1]:9",
-            "http://app.localhost:1",
-            "HTTP://LocalHost:8",
-        ):
+        for origin in ("http://localhost", "http://localhost:3000", "https://localhost:3000",
+                       "http://127.0.0.1:5", "http://127.9.9.9", "http://[::1]:9", "http://app.localhost:1",
+                       "HTTP://LocalHost:8"):
             check.equal(origin, ask(s, CHAT, "POST", BODY, Origin=origin), (200, None, origin))
             status, head, _ = s.request(
                 "OPTIONS",
                 CHAT,
                 None,
-                {
-                    "Origin": origin,
-                    "Access-Control-Request-Method": "POST",
-                    "Access-Control-Request-Headers": "authorization",
-                },
+                {"Origin": origin, "Access-Control-Request-Method": "POST",
+                 "Access-Control-Request-Headers": "authorization"},
             )
-            check.equal(
-                f"{origin}: preflight",
-                (status, head["access-control-allow-origin"], head["access-control-allow-headers"]),
-                (204, origin, "authorization"),
-            )
+            check.equal(f"{origin}: preflight",
+                        (status, head["access-control-allow-origin"], head["access-control-allow-headers"]),
+                        (204, origin, "authorization"))
         own = f"http://192.0.2.7:{s.port}"
-        check.equal(
-            "its own page, by an address",
-            ask(s, CHAT, "POST", BODY, Origin=own, Host=own[7:]),
-            (200, None, None),
-        )
+        check.equal("its own page, by an address", ask(s, CHAT, "POST", BODY, Origin=own, Host=own[7:]),
+                    (200, None, None))
         check.equal("by another port", ask(s, Origin="http://192.0.2.7:1", Host=own[7:]), REFUSED)
-        check.equal(
-            "behind a proxy that rewrites Host",
-            ask(s, Origin="https://chat.example", Sec_Fetch_Site="same-origin")[0],
-            200,
-        )
-        check.equal(
-            "a stream",
-            ask(s, CHAT, "POST", {**BODY, "stream": True}, Origin="http://localhost:3"),
-            (200, None, "http://localhost:3"),
-        )
+        check.equal("behind a proxy that rewrites Host",
+                    ask(s, Origin="https://chat.example", Sec_Fetch_Site="same-origin")[0], 200)
+        check.equal("a stream", ask(s, CHAT, "POST", {**BODY, "stream": True}, Origin="http://localhost:3"),
+                    (200, None, "http://localhost:3"))
         status, head, data = s.request("GET", "/", None, {"Accept": "text/html"})
         check.true("the page", status == 200 and b"<html" in data and "content-security-policy" in head)
     finally:
@@ -162,23 +111,9 @@ def test_hosts():
     s = opened()
     try:
         port = s.port
-        for host in (
-            "evil.example",
-            f"evil.example:{port}",
-            "localhost.evil.example",
-            "127.0.0.1.evil.example",
-            "cafe",
-            "evil.example.",
-            "localhost:1x",
-            "x",
-            "[::1",
-            "[evil.example]",
-            "",
-            "0x7f.1",
-            "*",
-            "auto",
-            "host.docker.internal",
-        ):
+        for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example",
+                     "127.0.0.1.evil.example", "cafe", "evil.example.", "localhost:1x", "x", "[::1",
+                     "[evil.example]", "", "0x7f.1", "*", "auto", "host.docker.internal"):
             check.equal(f"Host {host!r}", ask(s, Host=host), MISDIRECTED)
             check.equal(
                 f"Host {host!r}, Origin equal",
@@ -188,19 +123,9 @@ def test_hosts():
                 MISDIRECTED[:2],
             )
             check.equal(f"Host {host!r}: /health", ask(s, "/health", Host=host)[0], 200)
-        for host in (
-            "localhost",
-            f"LOCALHOST:{port}",
-            "localhost.",
-            "a.localhost",
-            "127.0.0.1",
-            "127.1.2.3:80",
-            "[::1]",
-            f"[::1]:{port}",
-            "192.0.2.1",
-            "[2001:db8::1]:8000",
-            f"10.1.2.3:{port}",
-        ):
+        for host in ("localhost", f"LOCALHOST:{port}", "localhost.", "a.localhost", "127.0.0.1",
+                     "127.1.2.3:80", "[::1]", f"[::1]:{port}", "192.0.2.1", "[2001:db8::1]:8000",
+                     f"10.1.2.3:{port}"):
             check.equal(f"Host {host}", ask(s, Host=host)[0], 200)
         check.true("HTTP/1.0 needs none", s.raw(b"GET /ready HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "))
         answer = s.raw(b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
@@ -211,17 +136,9 @@ def test_hosts():
         s.stop()
     s = Server(BINARY, DEMO, "--allowed-hosts", "chat.example.org, *.svc.example")
     try:
-        for host, want in (
-            ("chat.example.org", 200),
-            ("CHAT.example.org:443", 200),
-            ("a.svc.example", 200),
-            ("a.b.svc.example", 200),
-            ("svc.example", 421),
-            ("asvc.example", 421),
-            ("localhost", 200),
-            ("10.0.0.1", 200),
-            ("other.example.org", 421),
-        ):
+        for host, want in (("chat.example.org", 200), ("CHAT.example.org:443", 200), ("a.svc.example", 200),
+                           ("a.b.svc.example", 200), ("svc.example", 421), ("asvc.example", 421),
+                           ("localhost", 200), ("10.0.0.1", 200), ("other.example.org", 421)):
             check.equal(f"a list: {host}", ask(s, Host=host)[0], want)
     finally:
         s.stop()
@@ -247,16 +164,10 @@ def test_lists():
         check.equal("not by any name", ask(s, Origin=EVIL, Host="evil.example")[:2], MISDIRECTED[:2])
     finally:
         s.stop()
-    for flag, value in (
-        ("--cors-origins", "evil.example"),
-        ("--cors-origins", "https://a.example/"),
-        ("--cors-origins", "https://*.example"),
-        ("--cors-origins", "://a"),
-        ("--cors-origins", "loopback,,"),
-        ("--allowed-hosts", "a:80"),
-        ("--allowed-hosts", "http://a"),
-        ("--allowed-hosts", "a.*"),
-    ):
+    for flag, value in (("--cors-origins", "evil.example"), ("--cors-origins", "https://a.example/"),
+                        ("--cors-origins", "https://*.example"), ("--cors-origins", "://a"),
+                        ("--cors-origins", "loopback,,"), ("--allowed-hosts", "a:80"),
+                        ("--allowed-hosts", "http://a"), ("--allowed-hosts", "a.*")):
         p = subprocess.run([BINARY, "serve", "--port", "0", flag, value], capture_output=True, text=True)
         check.true(
             f"{flag} {value}", p.returncode == 2 and flag in p.stderr and len(p.stderr.splitlines()) == 1, p

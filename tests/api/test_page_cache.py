@@ -99,19 +99,13 @@ def test_tree(server, chrome):
     tops = [n for n in nodes if n["parent"] is None]
     check.equal("one beginning", [(n["start"], n["end"], n["children"]) for n in tops], [(0, reused, 2)])
     check.equal("two continuations", sum(n["parent"] == 0 for n in nodes), 2)
-    check.true(
-        "each begins where its parent ends",
-        all(n["start"] == nodes[n["parent"]]["end"] for n in nodes if n["parent"] is not None),
-        nodes,
-    )
+    check.true("each begins where its parent ends",
+               all(n["start"] == nodes[n["parent"]]["end"] for n in nodes if n["parent"] is not None), nodes)
     check.true("ends of prompts", first in [n["end"] for n in nodes], nodes)
     check.equal("as many as there are", got["total_nodes"], len(nodes))
     check.equal("the total", got["total_tokens"], sum(n["end"] - n["start"] for n in nodes))
-    check.equal(
-        "fields",
-        sorted(nodes[0]),
-        ["children", "end", "id", "images", "parent", "running", "start", "tier", "uses_ago"],
-    )
+    check.equal("fields", sorted(nodes[0]),
+                ["children", "end", "id", "images", "parent", "running", "start", "tier", "uses_ago"])
     check.equal("ids differ", len({n["id"] for n in nodes}), len(nodes))
     check.equal("all in memory", {n["tier"] for n in nodes}, {"memory"})
     chat(server, "What is a red square?", cache_salt="mine")
@@ -134,10 +128,8 @@ def with_image(text):
     with open(sample, "rb") as f:
         url = harness.data_url(f.read())
     return [
-        {
-            "role": "user",
-            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}],
-        }
+        {"role": "user",
+         "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]}
     ]
 
 
@@ -160,21 +152,15 @@ def test_find(server, chrome):
     check.equal("its image", sum(n["images"] for n in path), 1)
     places = got["places"]
     image = next(i for i, p in enumerate(places) if p["kind"] == "image")
-    check.equal(
-        "the image's message",
-        (places[image]["message"], places[image]["part"], places[image]["role"]),
-        (0, 0, "user"),
-    )
+    check.equal("the image's message",
+                (places[image]["message"], places[image]["part"], places[image]["role"]), (0, 0, "user"))
     check.true(
         "its tokens",
         places[image + 1]["token"] - places[image]["token"] >= usage["prompt_tokens_details"]["image_tokens"],
         places,
     )
-    check.equal(
-        "the response",
-        [(p["message"], p["role"]) for p in places if p["kind"] == "text"][-1],
-        (1, "assistant"),
-    )
+    check.equal("the response", [(p["message"], p["role"]) for p in places if p["kind"] == "text"][-1],
+                (1, "assistant"))
     check.equal("so far", got["equal_tokens"], path[-1]["end"])
     changed = [messages[0], {"role": "assistant", "content": messages[1]["content"][:12]}]
     cut = server.ok("/cache_tree", {"messages": changed, "add_generation_prompt": False})
@@ -187,10 +173,8 @@ def test_find(server, chrome):
     )
     got = server.ok("/cache_tree", {"messages": messages, "cache_salt": "another"})
     check.equal("with another salt: nothing", got["nodes"], [])
-    for body, code in (
-        ({"messages": 3}, "invalid_type"),
-        ({"messages": other, "model": "x"}, "model_not_found"),
-    ):
+    for body, code in (({"messages": 3}, "invalid_type"),
+                       ({"messages": other, "model": "x"}, "model_not_found")):
         status, error = server.post("/cache_tree", body)
         check.true(f"{body}", status in (400, 404) and error["error"]["code"] == code, error)
 
@@ -337,11 +321,8 @@ def agrees(what, page):
     u, t = m["usage"], m["timings"]
     check.equal(f"{what}: timed tokens", t["predicted_n"], u["completion_tokens"])
     check.equal(f"{what}: prompt", number(rows["Prompt"].split("token")[0]), u["prompt_tokens"])
-    check.equal(
-        f"{what}: cached",
-        number(rows["From the cache"].split("token")[0]),
-        u["prompt_tokens_details"]["cached_tokens"],
-    )
+    check.equal(f"{what}: cached", number(rows["From the cache"].split("token")[0]),
+                u["prompt_tokens_details"]["cached_tokens"])
     check.equal(f"{what}: generated", number(rows["Generated"].split("token")[0]), u["completion_tokens"])
     check.true(f"{what}: to the first token", big[0].endswith((" ms", " s")), big)
     if big[0].endswith(" ms"):
@@ -375,11 +356,8 @@ def test_stats(server, chrome):
     page.wait("!!document.querySelector('.versions')")
     page.wait(IDLE)
     m, text, rows = agrees("cached", page)
-    check.equal(
-        "cached: all but the last token",
-        m["usage"]["prompt_tokens_details"]["cached_tokens"],
-        m["usage"]["prompt_tokens"] - 1,
-    )
+    check.equal("cached: all but the last token", m["usage"]["prompt_tokens_details"]["cached_tokens"],
+                m["usage"]["prompt_tokens"] - 1)
     check.true("cached: why", "The whole prompt was cached" in text, text)
     say(page, "And now?")
     m, text, rows = agrees("second turn", page)
@@ -409,34 +387,22 @@ def put_chat(page, message, question="What is it?"):
 
 def kept(answer, **more):
     """A response as the page keeps it."""
-    return {
-        "content": answer["choices"][0]["message"]["content"],
-        "usage": answer["usage"],
-        "timings": answer["timings"],
-        "cache_info": answer["cache_info"],
-        "finish_reason": "stop",
-        **more,
-    }
+    return {"content": answer["choices"][0]["message"]["content"], "usage": answer["usage"],
+            "timings": answer["timings"], "cache_info": answer["cache_info"], "finish_reason": "stop", **more}
 
 
 def test_rates(server, chrome):
     """Draft tokens, and a response of one token, which has no rate."""
     fields = {"return_cache_info": True, "timings_per_token": True}
-    schema = {
-        "type": "object",
-        "properties": {"description_of_the_image": {"enum": ["circle"]}},
-        "required": ["description_of_the_image"],
-        "additionalProperties": False,
-    }
+    schema = {"type": "object", "properties": {"description_of_the_image": {"enum": ["circle"]}},
+              "required": ["description_of_the_image"], "additionalProperties": False}
     drafted = chat(
         server,
         "Describe it.",
         max_tokens=64,
         **fields,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": schema, "strict": True},
-        },
+        response_format={"type": "json_schema",
+                         "json_schema": {"name": "x", "schema": schema, "strict": True}},
     )
     details = drafted["usage"]["completion_tokens_details"]
     accepted, all_ = details["accepted_prediction_tokens"], sum(
@@ -530,19 +496,10 @@ def test_many_nodes(server, chrome):
     )
     press_button(page, "Collapse all")
     pose = page.js("document.querySelector('.paper').style.transform")
-    box = page.js(
-        "(b => [b.x + 300, b.y + 300])(document.querySelector('.diagram').getBoundingClientRect())"
-    )
+    box = page.js("(b => [b.x + 300, b.y + 300])(document.querySelector('.diagram').getBoundingClientRect())")
     for kind, dx in (("mousePressed", 0), ("mouseMoved", 40), ("mouseMoved", 80), ("mouseReleased", 80)):
-        page.call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=box[0] + dx,
-            y=box[1],
-            button="left",
-            buttons=1,
-            clickCount=1,
-        )
+        page.call("Input.dispatchMouseEvent", type=kind, x=box[0] + dx, y=box[1], button="left", buttons=1,
+                  clickCount=1)
     check.true("pan", page.js("document.querySelector('.paper').style.transform") != pose)
 
     page.js("document.querySelector('#cache-view input').focus()")
@@ -571,11 +528,8 @@ def test_keys(server, chrome):
         chat(server, text)
     page = opened(server, chrome)
     cache_tab(page)
-    check.equal(
-        "one node can be tabbed to",
-        page.js("document.querySelectorAll('.diagram [tabindex=\"0\"]').length"),
-        1,
-    )
+    check.equal("one node can be tabbed to",
+                page.js("document.querySelectorAll('.diagram [tabindex=\"0\"]').length"), 1)
     page.js("document.querySelector('.diagram [tabindex=\"0\"]').focus()")
     where = "document.activeElement.dataset.id"
     first = page.js(where)
@@ -593,11 +547,8 @@ def test_keys(server, chrome):
     check.equal("then it goes up", page.js(where), first)
     page.key("Enter")
     check.true("Enter selects", page.js("!document.querySelector('.node-details').hidden"))
-    check.equal(
-        "others' node",
-        page.js("document.querySelector('.node-details h3').innerText"),
-        "In no chat of this browser",
-    )
+    check.equal("others' node", page.js("document.querySelector('.node-details h3').innerText"),
+                "In no chat of this browser")
     nameless = [c for c in page.controls() if not c[1].strip()]
     check.equal("each control has a name", nameless, [])
     quiet("keys", page)
@@ -701,11 +652,9 @@ def test_determinism(server, chrome):
     check.equal("five runs, all equal", (got["rows"], got["equal"], len(set(got["sums"]))), (5, 5, 1))
     check.true("others ran", max(ran) >= 4, ran)
     mine = [b for b in bodies if b.get("prompt_token_ids") and b["choices"][0].get("token_ids")]
-    check.true(
-        "each run asked for ids and log-probs",
-        len(mine) >= 5 and all(len(b["choices"][0]["logprobs"]["content"]) == n for b in mine),
-        len(mine),
-    )
+    check.true("each run asked for ids and log-probs",
+               len(mine) >= 5 and all(len(b["choices"][0]["logprobs"]["content"]) == n for b in mine),
+               len(mine))
     cached = [b["usage"]["prompt_tokens_details"]["cached_tokens"] for b in mine]
     check.true("cold and cached", 0 in cached and max(cached) > 0, cached)
 
@@ -724,11 +673,8 @@ def test_determinism(server, chrome):
 
         proxy.change = change
         got = proof(page)
-        check.true(
-            f"{pattern} in response {which}: seen",
-            not got["good"] and "Different" in got["text"],
-            got["text"],
-        )
+        check.true(f"{pattern} in response {which}: seen", not got["good"] and "Different" in got["text"],
+                   got["text"])
         return got
 
     def last_digit(m):
@@ -800,17 +746,11 @@ def screenshots(server, chrome):
         page = begin(proxy, 1200, 800)
         say(page, "What shapes do you know?")
         say(page, "Which is your favourite?")
-        rng, words = (
-            random.Random(1),
-            "red blue circle square green small large what how many which is the".split(),
-        )
+        rng, words = (random.Random(1),
+                      "red blue circle square green small large what how many which is the".split())
         for n in range(90):
-            chat(
-                disk.server,
-                " ".join(rng.choices(words, k=rng.randrange(3, 40))),
-                max_tokens=rng.randrange(3, 60),
-                ignore_eos=True,
-            )
+            chat(disk.server, " ".join(rng.choices(words, k=rng.randrange(3, 40))),
+                 max_tokens=rng.randrange(3, 60), ignore_eos=True)
             if n == 45:
                 proxy.server = disk.restart()
         page.js("document.querySelector('#new').click()")

@@ -30,26 +30,10 @@ SILENCE_MOST = 5.0  # the others end by themselves
 FAR = 60_000  # bytes; of what is longer the answer may be lost, as the server closes while they come
 # What may come back from Kvasir itself, one letter for each answer: o, i, m = of the outer, the inner, the
 # marker; k = an id that the server drew; e = no id; x = an id of another entry.
-DIRECT = {
-    "one": "[ok]m",
-    "two": "[ok]im",
-    "last": "[ok]",
-    "ends": "[oke]",
-    "refuse": "[oke]",
-    "either": "[ok]m|[oke]",
-    "broken": "[oke]?",
-    "waits": "[oke]?",
-}
-STATUS = {
-    "one": {200},
-    "two": {200},
-    "last": {200},
-    "ends": None,
-    "refuse": REFUSED,
-    "either": None,
-    "broken": REFUSED,
-    "waits": REFUSED,
-}
+DIRECT = {"one": "[ok]m", "two": "[ok]im", "last": "[ok]", "ends": "[oke]", "refuse": "[oke]",
+          "either": "[ok]m|[oke]", "broken": "[oke]?", "waits": "[oke]?"}
+STATUS = {"one": {200}, "two": {200}, "last": {200}, "ends": None, "refuse": REFUSED, "either": None,
+          "broken": REFUSED, "waits": REFUSED}
 
 HAPROXY = """
 global
@@ -124,12 +108,8 @@ class Proxy:
                 else [program, "-e", f"{folder}/nginx-error.log", "-c", config]
             )
             with open(os.path.join(folder, "output"), "wb") as output:
-                self.process = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                )
+                self.process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command],
+                                                stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             if (
                 wait_until(lambda: self.process.poll() is not None or self.listens(), 20)
                 and self.process.poll() is None
@@ -283,17 +263,11 @@ def judge_direct(name, entry, got, end, letters, answered):
     what = f"{name}, {entry.reading}"
     pattern = DIRECT[entry.reading]
     ok = re.fullmatch(pattern, letters) or (far and not letters and entry.reading in ("refuse", "either"))
-    if not check.true(
-        f"{what}: answers like {pattern}",
-        ok,
-        f"{letters!r} {[a.status for a in answered]} {end} {got[-200:]!r}",
-    ):
+    if not check.true(f"{what}: answers like {pattern}", ok,
+                      f"{letters!r} {[a.status for a in answered]} {end} {got[-200:]!r}"):
         return
-    check.true(
-        f"{what}: the connection ends",
-        end != "open" or entry.reading == "waits",
-        f"{letters!r} {[a.status for a in answered]}",
-    )
+    check.true(f"{what}: the connection ends", end != "open" or entry.reading == "waits",
+               f"{letters!r} {[a.status for a in answered]}")
     if not answered:
         return
     first = answered[0]
@@ -313,11 +287,8 @@ def judge_direct(name, entry, got, end, letters, answered):
             message = None
         check.true(f"{what}: an error as JSON", message, f"{first.status} {first.body[:200]!r}")
     if refused:
-        check.true(
-            f"{what}: says that it closes",
-            first.head.get("connection", "").lower() == "close",
-            f"{first.status} {first.head}",
-        )
+        check.true(f"{what}: says that it closes", first.head.get("connection", "").lower() == "close",
+                   f"{first.status} {first.head}")
 
 
 def judge_framing(name, entry, tag, letters, logged, direct):
@@ -340,11 +311,9 @@ def judge_framing(name, entry, tag, letters, logged, direct):
     )
     others = [i for i, _ in logged if i not in mine]
     check.true(f"{name}: no request that nobody sent", len(others) <= 1, f"{others} {letters!r}")
-    check.true(
-        f"{name}: none of another entry",
-        all(i in mine or i == f"o-{tag}" or re.fullmatch("[0-9a-f]{32}", i) for i, _ in logged),
-        logged,
-    )
+    check.true(f"{name}: none of another entry",
+               all(i in mine or i == f"o-{tag}" or re.fullmatch("[0-9a-f]{32}", i) for i, _ in logged),
+               logged)
     if entry.reading in ("refuse", "last", "ends", "waits") and direct:
         check.true(f"{name}: the marker is not served", "m" not in letters + served, f"{letters!r} {logged}")
 
@@ -379,11 +348,8 @@ def entry_run(stand, way, number, entry, report):
     wrong = probe(way.port, f"probe-{tag}")
     logged = stand.log.until(f"probe-{tag}") if not wrong else None
     if logged is None or stand.server.process.poll() is not None:
-        check.true(
-            f"{name}: the server goes on, the probe gets its own answer",
-            False,
-            f"{wrong} exit {stand.server.process.poll()}",
-        )
+        check.true(f"{name}: the server goes on, the probe gets its own answer", False,
+                   f"{wrong} exit {stand.server.process.poll()}")
         stand.again()
         return
     way.results[letters] += 1
@@ -410,11 +376,8 @@ def reuse(stand, way):
     for i in range(8):
         check.equal(f"{way.name}: a probe", probe(way.port, f"reuse-{way.letter}-{i}"), None)
     stand.log.until(f"reuse-{way.letter}-7")
-    check.true(
-        f"{way.name} keeps its connections to the server",
-        before and links(stand.port) == before,
-        (before, links(stand.port)),
-    )
+    check.true(f"{way.name} keeps its connections to the server", before and links(stand.port) == before,
+               (before, links(stand.port)))
 
 
 def main():

@@ -170,15 +170,8 @@ def image(url):
 
 
 def body(*urls, **fields):
-    return {
-        "messages": [{"role": "user", "content": [*map(image, urls), WORDS]}],
-        "max_tokens": 5,
-        "temperature": 0,
-        "logprobs": True,
-        "top_logprobs": 3,
-        "return_token_ids": True,
-        **fields,
-    }
+    return {"messages": [{"role": "user", "content": [*map(image, urls), WORDS]}], "max_tokens": 5,
+            "temperature": 0, "logprobs": True, "top_logprobs": 3, "return_token_ids": True, **fields}
 
 
 def video(url):
@@ -193,17 +186,8 @@ def cached(answer):
 
 def start(hosts="127.0.0.1:*,localhost:*", private="127.0.0.0/8", *flags, model=None, **more):
     allow = ["--allow-remote-media", hosts, *(["--allow-private-media", private] if private else [])]
-    return Server(
-        args.binary,
-        model or args.model,
-        "--kv-memory",
-        "64M",
-        "--media-timeout",
-        "600",
-        *allow,
-        *flags,
-        **more,
-    )
+    return Server(args.binary, model or args.model, "--kv-memory", "64M", "--media-timeout", "600", *allow,
+                  *flags, **more)
 
 
 def refused(s, what, url, code, param=PARAM, request=None, contains=""):
@@ -220,34 +204,20 @@ def refused(s, what, url, code, param=PARAM, request=None, contains=""):
 def test_answers():
     store = Store()
     nowhere = "http://127.0.0.1:9"  # where no proxy is
-    proxy = {
-        "http_proxy": nowhere,
-        "HTTP_PROXY": nowhere,
-        "https_proxy": nowhere,
-        "ALL_PROXY": nowhere,
-        "all_proxy": nowhere,
-    }
+    proxy = {"http_proxy": nowhere, "HTTP_PROXY": nowhere, "https_proxy": nowhere, "ALL_PROXY": nowhere,
+             "all_proxy": nowhere}
     plain, s = Server(args.binary, args.model, "--kv-memory", "64M"), start(env=proxy)
     try:
         want = plain.ok(CHAT, body(data_url(PNG)))
         got, again = s.ok(CHAT, body(store.url("good"))), s.ok(CHAT, body(store.url("good")))
-        check.equal(
-            "as its data: URI",
-            (got["choices"], got["prompt_token_ids"]),
-            (want["choices"], want["prompt_token_ids"]),
-        )
+        check.equal("as its data: URI", (got["choices"], got["prompt_token_ids"]),
+                    (want["choices"], want["prompt_token_ids"]))
         check.equal("again", again["choices"], want["choices"])
         check.equal("again: from the cache", cached(again), want["usage"]["prompt_tokens"] - 1)
         check.equal("and its data: URI too", cached(s.ok(CHAT, body(data_url(PNG)))), cached(again))
-        for path in (
-            "chunked",
-            "closed",
-            "hops?2",
-            "to?" + store.url("good"),
-            "to?" + store.url("good", "localhost"),
-            "to?//127.0.0.1:%d/good" % store.port,
-            "good?a=b%20c#fragment",
-        ):
+        for path in ("chunked", "closed", "hops?2", "to?" + store.url("good"),
+                     "to?" + store.url("good", "localhost"), "to?//127.0.0.1:%d/good" % store.port,
+                     "good?a=b%20c#fragment"):
             check.equal(path, s.ok(CHAT, body(store.url(path)))["choices"], want["choices"])
         for host in ("LOCALHOST", "2130706433", "0x7f.1", "0177.0.0.1"):
             check.equal(host, s.ok(CHAT, body(store.url("good", host)))["choices"], want["choices"])
@@ -256,11 +226,9 @@ def test_answers():
         before = len(store.heads)
         check.equal("many", s.ok(CHAT, body(*many))["choices"], plain.ok(CHAT, body(*same))["choices"])
         check.equal("the same URL once", len(store.heads) - before, 9)
-        check.equal(
-            "tokenize",
-            s.ok("/tokenize", {"messages": body(store.url("good"))["messages"]})["tokens"],
-            plain.ok("/tokenize", {"messages": body(data_url(PNG))["messages"]})["tokens"],
-        )
+        check.equal("tokenize",
+                    s.ok("/tokenize", {"messages": body(store.url("good"))["messages"]})["tokens"],
+                    plain.ok("/tokenize", {"messages": body(data_url(PNG))["messages"]})["tokens"])
         chunks = s.stream(CHAT, body(store.url("good")))
         text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
         check.equal("stream", text, want["choices"][0]["message"]["content"])
@@ -290,12 +258,8 @@ def test_videos():
                 ("gif", store.url("numbered?gif"), data_url(gif)),
                 (
                     "list",
-                    [
-                        f"file://{folder}/0.png",
-                        store.url("numbered?1"),
-                        data_url(images[2]),
-                        store.url("numbered?3"),
-                    ],
+                    [f"file://{folder}/0.png", store.url("numbered?1"), data_url(images[2]),
+                     store.url("numbered?3")],
                     [data_url(p) for p in images],
                 ),
             ):
@@ -306,14 +270,8 @@ def test_videos():
             param = "messages[0].content[0].video_url.url"
             refused(s, "not there", None, "failed_to_download_image", param, body(**video(store.url("none"))))
             refused(s, "no video", None, "unsupported_content_part", param, body(**video(store.url("text"))))
-            refused(
-                s,
-                "too many",
-                None,
-                "invalid_value",
-                param,
-                body(**video([store.url(f"numbered?{i}") for i in range(65)])),
-            )
+            refused(s, "too many", None, "invalid_value", param,
+                    body(**video([store.url(f"numbered?{i}") for i in range(65)])))
         finally:
             s.stop()
 
@@ -324,51 +282,15 @@ def test_refused():
     public = start("*:*", None)
     listed = start("127.0.0.2:*,*.example.org,pictures.example.com", "127.0.0.0/8")
     mixed = start("*:*", "127.0.0.2")  # of the loopback's addresses one
-    hosts = (
-        "127.0.0.1",
-        "127.1",
-        "2130706433",
-        "0x7f000001",
-        "0177.0.0.1",
-        "0x7f.0.0.1",
-        "localhost",
-        "0",
-        "0.0.0.0",
-        "[::1]",
-        "[::]",
-        "[::ffff:127.0.0.1]",
-        "[::ffff:7f00:1]",
-        "[::127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]",
-        "[fe80::1]",
-        "10.0.0.1",
-        "192.168.0.1",
-        "100.64.0.1",
-        "224.0.0.1",
-        "169.254.169.254",
-    )
-    urls = [
-        "http://user@127.0.0.1/x",
-        "http://user:pw@127.0.0.1/x",
-        "http://",
-        "http://a b/x",
-        "http://a/\nx",
-        "http://a\\@127.0.0.1/",
-        "http://[::1",
-        "http://[fe80::1%25lo]/",
-        "http://a/\0x",
-        "http://a:99999/",
-        "http://ex%41mple.org%00/",
-        "http://\u2460/",
-        "ftp://127.0.0.1/x",
-        "gopher://127.0.0.1/x",
-        "http://a/" + "x" * 9000,
-        "file:///etc/passwd",
-        "dict://127.0.0.1/",
-        "javascript:1",
-        "https:x",
-    ]
+    hosts = ("127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0x7f.0.0.1", "localhost", "0",
+             "0.0.0.0", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]",
+             "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[fe80::1]", "10.0.0.1", "192.168.0.1", "100.64.0.1",
+             "224.0.0.1", "169.254.169.254")
+    urls = ["http://user@127.0.0.1/x", "http://user:pw@127.0.0.1/x", "http://", "http://a b/x",
+            "http://a/\nx", "http://a\\@127.0.0.1/", "http://[::1", "http://[fe80::1%25lo]/", "http://a/\0x",
+            "http://a:99999/", "http://ex%41mple.org%00/", "http://\u2460/", "ftp://127.0.0.1/x",
+            "gopher://127.0.0.1/x", "http://a/" + "x" * 9000, "file:///etc/passwd", "dict://127.0.0.1/",
+            "javascript:1", "https:x"]
     try:
         for h in hosts:
             refused(public, h, store.url("good", h), "invalid_image_url")
@@ -381,26 +303,14 @@ def test_refused():
             refused(listed, "other port " + u, u, "invalid_image_url")
         check.equal("nobody came by other names", store.heads, [])
         check.true("the listed one", listed.ok(CHAT, body(store.url("good", "127.0.0.2"))))
-        for h in (
-            "127.0.0.1",
-            "127.0.0.3",
-            "169.254.169.254",
-            "[::ffff:127.0.0.1]",
-            "2130706433",
-            "0x7f.1",
-            "localhost",
-            "[::1]",
-        ):
+        for h in ("127.0.0.1", "127.0.0.3", "169.254.169.254", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1",
+                  "localhost", "[::1]"):
             to = store.url("good", h)
             refused(mixed, "redirect to " + h, store.url("to?" + to, "127.0.0.2"), "invalid_image_url")
         for to in ("file:///etc/passwd", "gopher://127.0.0.2/", "ftp://127.0.0.2/", "http://a@127.0.0.2/"):
             refused(mixed, "redirect to " + to, store.url("to?" + to, "127.0.0.2"), "invalid_image_url")
-        refused(
-            listed,
-            "redirect to an unlisted host",
-            store.url("to?" + store.url("good", "127.0.0.3"), "127.0.0.2"),
-            "invalid_image_url",
-        )
+        refused(listed, "redirect to an unlisted host",
+                store.url("to?" + store.url("good", "127.0.0.3"), "127.0.0.2"), "invalid_image_url")
         check.equal("nobody was sent on", [h for h in store.heads if "GET /good" in h][1:], [])
         off = Server(args.binary, args.model, "--kv-memory", "64M")
         refused(off, "off", store.url("good"), "invalid_image_url", contains="--allow-remote-media")
@@ -415,29 +325,16 @@ def test_refused():
 def test_hostile():
     store = Store()
     s = start("*:*", "127.0.0.0/8", "--media-timeout", "5")
-    cases = {
-        "slow": "failed_to_download_image",
-        "silent": "failed_to_download_image",
-        "endless": "image_file_too_large",
-        "headers": "failed_to_download_image",
-        "informed": "failed_to_download_image",
-        "oneline": "failed_to_download_image",
-        "huge": "image_file_too_large",
-        "negative": "failed_to_download_image",
-        "short": "failed_to_download_image",
-        "zipped": "failed_to_download_image",
-        "zipbomb": "failed_to_download_image",
-        "text": "unsupported_image_media_type",
-        "none": "failed_to_download_image",
-        "part": "failed_to_download_image",
-        "empty": "empty_image_file",
-        "cut": "image_parse_error",
-        "nothing": "failed_to_download_image",
-        "garbage": "failed_to_download_image",
-        "loop": "failed_to_download_image",
-        "hops?3": "failed_to_download_image",
-        "to?": "invalid_image_url",
-    }
+    cases = {"slow": "failed_to_download_image", "silent": "failed_to_download_image",
+             "endless": "image_file_too_large", "headers": "failed_to_download_image",
+             "informed": "failed_to_download_image", "oneline": "failed_to_download_image",
+             "huge": "image_file_too_large", "negative": "failed_to_download_image",
+             "short": "failed_to_download_image", "zipped": "failed_to_download_image",
+             "zipbomb": "failed_to_download_image", "text": "unsupported_image_media_type",
+             "none": "failed_to_download_image", "part": "failed_to_download_image",
+             "empty": "empty_image_file", "cut": "image_parse_error", "nothing": "failed_to_download_image",
+             "garbage": "failed_to_download_image", "loop": "failed_to_download_image",
+             "hops?3": "failed_to_download_image", "to?": "invalid_image_url"}
     try:
         closed = socket.socket()
         closed.bind(("127.0.0.1", 0))
@@ -451,22 +348,10 @@ def test_hostile():
             begin = time.monotonic()
             refused(s, path, store.url(path), code)
             print(f"{path}: {time.monotonic() - begin:.1f} s")
-        refused(
-            s,
-            "the second of two",
-            None,
-            "failed_to_download_image",
-            "messages[0].content[1].image_url.url",
-            body(store.url("good"), store.url("none")),
-        )
-        refused(
-            s,
-            "one fails, one is silent",
-            None,
-            "failed_to_download_image",
-            "messages[0].content[1].image_url.url",
-            body(store.url("silent"), store.url("none")),
-        )
+        refused(s, "the second of two", None, "failed_to_download_image",
+                "messages[0].content[1].image_url.url", body(store.url("good"), store.url("none")))
+        refused(s, "one fails, one is silent", None, "failed_to_download_image",
+                "messages[0].content[1].image_url.url", body(store.url("silent"), store.url("none")))
         check.true("it goes on", s.ok(CHAT, body(store.url("good"))))
         sums = s.sums("kvasir:urls_waiting", "kvasir:fetched_bytes_held", "kvasir:image_bytes")
         check.equal("nothing is kept", sums, (0, 0, 0))
@@ -501,12 +386,8 @@ def test_others():
         gone = []
         for _ in range(3):
             connection = s.connect()
-            connection.request(
-                "POST",
-                CHAT,
-                json.dumps(body(*[store.url(f"silent?{i}") for i in range(6)])),
-                {"Content-Type": "application/json"},
-            )
+            connection.request("POST", CHAT, json.dumps(body(*[store.url(f"silent?{i}") for i in range(6)])),
+                               {"Content-Type": "application/json"})
             gone.append(connection)
         check.true("they are being fetched", wait_until(lambda: store.waiting == 12))
         for connection in gone:
@@ -518,21 +399,16 @@ def test_others():
         )
         check.true("one more", wait_until(lambda: store.waiting == 13))
         connection.close()
-        check.true(
-            "nothing is kept",
-            wait_until(lambda: s.sums("kvasir:urls_waiting", "kvasir:fetched_bytes_held") == (0, 0)),
-        )
+        check.true("nothing is kept",
+                   wait_until(lambda: s.sums("kvasir:urls_waiting", "kvasir:fetched_bytes_held") == (0, 0)))
         many = body(*[store.url(f"silent?{i}") for i in range(64)])
         crowd = [s.connect() for _ in range(16)]
         for connection in crowd:
             connection.request("POST", CHAT, json.dumps(many), {"Content-Type": "application/json"})
         check.true("as many as may wait", wait_until(lambda: s.metric("kvasir:urls_waiting") == 1024))
         status, head, data = s.request("POST", CHAT, body(store.url("good")))
-        check.equal(
-            "one too many",
-            (status, head.get("retry-after"), json.loads(data)["error"]["code"]),
-            (429, "1", "rate_limit_exceeded"),
-        )
+        check.equal("one too many", (status, head.get("retry-after"), json.loads(data)["error"]["code"]),
+                    (429, "1", "rate_limit_exceeded"))
         check.equal("images in the request", s.ok(CHAT, body(data_url(PNG)))["choices"], want)
         for connection in crowd:
             connection.close()
@@ -593,13 +469,8 @@ def test_files():
     with tempfile.TemporaryDirectory() as root:
         folder = os.path.join(root, "images")
         os.makedirs(os.path.join(folder, "a b"))
-        for path, data in (
-            ("good.png", PNG),
-            ("a b/\u00fc.png", PNG),
-            ("empty.png", b""),
-            ("text.png", b"secret"),
-            ("../secret.png", PNG),
-        ):
+        for path, data in (("good.png", PNG), ("a b/\u00fc.png", PNG), ("empty.png", b""),
+                           ("text.png", b"secret"), ("../secret.png", PNG)):
             with open(os.path.join(folder, path), "wb") as f:
                 f.write(data)
         os.symlink("good.png", os.path.join(folder, "inside.png"))
@@ -614,49 +485,28 @@ def test_files():
             for path in ("good.png", "a%20b/%C3%BC.png", "inside.png", "a b/../good.png", "/good.png"):
                 for host in ("", "localhost"):
                     check.equal(path, s.ok(CHAT, body(f"file://{host}{folder}/{path}"))["choices"], want)
-            for path in (
-                "none.png",
-                "outside.png",
-                "etc/hostname",
-                "fifo",
-                "a b",
-                "../secret.png",
-                "%2e%2e/secret.png",
-            ):
+            for path in ("none.png", "outside.png", "etc/hostname", "fifo", "a b", "../secret.png",
+                         "%2e%2e/secret.png"):
                 refused(s, path, f"file://{folder}/{path}", "image_file_not_found")
             refused(s, "empty", f"file://{folder}/empty.png", "empty_image_file")
             refused(s, "text", f"file://{folder}/text.png", "unsupported_image_media_type")
             refused(s, "large", f"file://{folder}/large", "image_file_too_large")
-            for url in (
-                "file:///etc/passwd",
-                f"file://{root}/secret.png",
-                f"file://{folder}",
-                f"file://{folder}/",
-                f"file://{folder}x/good.png",
-                f"file://evil{folder}/good.png",
-                f"file:{folder}/good.png",
-                f"file://{folder}/good.png%00",
-                f"file://{folder}/good.png%0",
-                "file://",
-                "file:",
-                f"file://{folder}/" + "x" * 5000,
-                f"file://{folder}/a\0",
-            ):
+            for url in ("file:///etc/passwd", f"file://{root}/secret.png", f"file://{folder}",
+                        f"file://{folder}/", f"file://{folder}x/good.png", f"file://evil{folder}/good.png",
+                        f"file:{folder}/good.png", f"file://{folder}/good.png%00",
+                        f"file://{folder}/good.png%0", "file://", "file:", f"file://{folder}/" + "x" * 5000,
+                        f"file://{folder}/a\0"):
                 refused(s, url[:70], url, "invalid_image_url")
         finally:
             s.stop()
 
 
 def test_flags():
-    for flags in (
-        ["--allow-remote-media", "a,,b"],
-        ["--allow-remote-media", "http://a"],
-        ["--allow-remote-media", "a:0"],
-        ["--allow-remote-media", "a", "--allow-private-media", "10.0.0.0/33"],
-        ["--allow-remote-media", "a", "--allow-private-media", "x"],
-        ["--allow-private-media", "10.0.0.0/8"],
-        ["--allowed-media-dir", "/no/such"],
-    ):
+    for flags in (["--allow-remote-media", "a,,b"], ["--allow-remote-media", "http://a"],
+                  ["--allow-remote-media", "a:0"],
+                  ["--allow-remote-media", "a", "--allow-private-media", "10.0.0.0/33"],
+                  ["--allow-remote-media", "a", "--allow-private-media", "x"],
+                  ["--allow-private-media", "10.0.0.0/8"], ["--allowed-media-dir", "/no/such"]):
         with tempfile.TemporaryFile("w+") as log:
             s = Server(args.binary, args.model, *flags, wait=False, log=log)
             code = s.process.wait(60)
@@ -666,16 +516,8 @@ def test_flags():
 
 
 args = arguments(__doc__, qwen=os.path.join(GOLDEN, "qwen/qwen2_5_vl_f32"))
-for test in (
-    test_answers,
-    test_videos,
-    test_refused,
-    test_hostile,
-    test_others,
-    test_read_once,
-    test_files,
-    test_flags,
-):
+for test in (test_answers, test_videos, test_refused, test_hostile, test_others, test_read_once, test_files,
+             test_flags):
     if not args.only or test.__name__ in args.only:
         check.run(test)
 check.end()

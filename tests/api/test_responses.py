@@ -17,41 +17,11 @@ check = Checks()
 RESPONSES, COUNT, CHAT = "/v1/responses", "/v1/responses/input_tokens", "/v1/chat/completions"
 SCRIPTS = tools_test.SCRIPTS
 ENDS = ("response.completed", "response.incomplete", "response.failed")
-KEYS = [
-    "background",
-    "completed_at",
-    "created_at",
-    "error",
-    "frequency_penalty",
-    "id",
-    "incomplete_details",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "metadata",
-    "model",
-    "object",
-    "output",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "previous_response_id",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "reasoning",
-    "safety_identifier",
-    "service_tier",
-    "status",
-    "store",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_p",
-    "truncation",
-    "usage",
-    "user",
-]
+KEYS = ["background", "completed_at", "created_at", "error", "frequency_penalty", "id", "incomplete_details",
+        "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "object", "output",
+        "parallel_tool_calls", "presence_penalty", "previous_response_id", "prompt_cache_key",
+        "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "status", "store",
+        "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "usage", "user"]
 TOOLS = [{"type": "function", **t["function"]} for t in (tools_test.WEATHER, tools_test.CLOCK)]
 
 
@@ -166,16 +136,10 @@ def test_text(s):
     check.equal("keys", sorted(whole), KEYS)
     check.true("ids", whole["id"].startswith("resp_") and whole["output"][0]["id"].startswith("msg_"), whole)
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    check.equal(
-        "as the chat",
-        bare(whole["output"]),
-        [{"type": "message", "status": "completed", "role": "assistant", "content": [part]}],
-    )
-    check.equal(
-        "tokens",
-        (whole["usage"]["output_tokens"], whole["usage"]["total_tokens"]),
-        (chat["usage"]["completion_tokens"], chat["usage"]["total_tokens"]),
-    )
+    check.equal("as the chat", bare(whole["output"]),
+                [{"type": "message", "status": "completed", "role": "assistant", "content": [part]}])
+    check.equal("tokens", (whole["usage"]["output_tokens"], whole["usage"]["total_tokens"]),
+                (chat["usage"]["completion_tokens"], chat["usage"]["total_tokens"]))
     check.equal("streamed", bare(accumulate(events(s, ask()))), bare(whole))
     check.true("token by token", sum(e["type"] == "response.output_text.delta" for e in events(s, ask())) > 5)
     for seed in (1, 2):
@@ -183,17 +147,11 @@ def test_text(s):
         want = s.ok(CHAT, chat_of("Count.", **sampled))["choices"][0]["message"]["content"]
         check.equal(f"seed {seed}", text_of(s.ok(RESPONSES, ask("Count.", **sampled))), want)
     cut = s.ok(RESPONSES, ask(max_output_tokens=3))
-    check.equal(
-        "cut",
-        (cut["status"], cut["incomplete_details"], cut["output"][0]["status"]),
-        ("incomplete", {"reason": "max_output_tokens"}, "incomplete"),
-    )
+    check.equal("cut", (cut["status"], cut["incomplete_details"], cut["output"][0]["status"]),
+                ("incomplete", {"reason": "max_output_tokens"}, "incomplete"))
     check.equal("cut, streamed", bare(accumulate(events(s, ask(max_output_tokens=3)))), bare(cut))
-    check.equal(
-        "a context that is full",
-        s.ok(RESPONSES, ask(max_output_tokens=10**9, ignore_eos=True))["status"],
-        "incomplete",
-    )
+    check.equal("a context that is full",
+                s.ok(RESPONSES, ask(max_output_tokens=10**9, ignore_eos=True))["status"], "incomplete")
     empty = s.ok(RESPONSES, ask(stop=[text[:2]]))
     check.equal("nothing said", (text_of(empty), len(empty["output"])), ("", 1))
     check.equal("nothing said, streamed", bare(accumulate(events(s, ask(stop=[text[:2]])))), bare(empty))
@@ -207,79 +165,46 @@ def whole_tool(t):
 
 
 def test_echo(s):
-    sent = {
-        "instructions": "Be brief.",
-        "metadata": {"a": "b"},
-        "user": "u",
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "tools": TOOLS,
-        "tool_choice": "none",
-        "parallel_tool_calls": False,
-        "top_logprobs": 2,
-        "store": False,
-        "safety_identifier": "x",
-        "prompt_cache_key": "y",
-        "prompt_cache_retention": "24h",
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.25,
-        "max_output_tokens": 2,
-        "truncation": "disabled",
-        "reasoning": {"effort": "low", "summary": "auto"},
-        "text": {"format": {"type": "text"}, "verbosity": "low"},
-    }
+    sent = {"instructions": "Be brief.", "metadata": {"a": "b"}, "user": "u", "temperature": 0.7,
+            "top_p": 0.9, "tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": False,
+            "top_logprobs": 2, "store": False, "safety_identifier": "x", "prompt_cache_key": "y",
+            "prompt_cache_retention": "24h", "presence_penalty": 0.5, "frequency_penalty": -0.25,
+            "max_output_tokens": 2, "truncation": "disabled",
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "text": {"format": {"type": "text"}, "verbosity": "low"}}
     got = s.ok(RESPONSES, {"input": "Hi", **sent})
-    check.equal(
-        "what the response repeats",
-        {k: got[k] for k in sent},
-        {**sent, "tools": [whole_tool(t) for t in TOOLS]},
-    )
+    check.equal("what the response repeats", {k: got[k] for k in sent},
+                {**sent, "tools": [whole_tool(t) for t in TOOLS]})
     form = {"type": "json_schema", "name": "x", "schema": {"type": "boolean"}}
     got = s.ok(RESPONSES, ask(text={"format": form}))
     check.equal("all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form})
     check.equal("penalties", (got["presence_penalty"], got["frequency_penalty"]), (0, 0))
     huge = [
-        {
-            **TOOLS[0],
-            "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]},
-        }
+        {**TOOLS[0], "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]}}
     ]
-    check.equal(
-        "numbers and texts of any kind",
-        s.ok(RESPONSES, ask(tools=huge, tool_choice="none", max_output_tokens=1))["tools"],
-        [whole_tool(huge[0])],
-    )
+    check.equal("numbers and texts of any kind",
+                s.ok(RESPONSES, ask(tools=huge, tool_choice="none", max_output_tokens=1))["tools"],
+                [whole_tool(huge[0])])
 
 
 def test_logprobs(s):
     for body in (ask(), ask(stop=["image"]), ask(max_output_tokens=5)):
         chat = s.ok(
             CHAT,
-            {
-                **chat_of(logprobs=True, top_logprobs=3),
-                "max_tokens": body["max_output_tokens"],
-                "stop": body.get("stop"),
-            },
+            {**chat_of(logprobs=True, top_logprobs=3), "max_tokens": body["max_output_tokens"],
+             "stop": body.get("stop")},
         )["choices"][0]
-        for include in (
-            {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
-            {"top_logprobs": 3},
-        ):
+        for include in ({"include": ["message.output_text.logprobs"], "top_logprobs": 3},
+                        {"top_logprobs": 3}):
             whole = s.ok(RESPONSES, {**body, **include})
             entries = whole["output"][0]["content"][0]["logprobs"]
             check.equal("entries", entries, chat["logprobs"]["content"][: len(entries)])
-            check.true(
-                "they are those of the text",
-                "".join(e["token"] for e in entries).startswith(text_of(whole)),
-                entries,
-            )
+            check.true("they are those of the text",
+                       "".join(e["token"] for e in entries).startswith(text_of(whole)), entries)
             check.equal("streamed", bare(accumulate(events(s, {**body, **include}))), bare(whole))
     plain = s.ok(RESPONSES, ask(include=["message.output_text.logprobs", "reasoning.encrypted_content"]))
-    check.equal(
-        "no alternatives",
-        {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]},
-        {0},
-    )
+    check.equal("no alternatives",
+                {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]}, {0})
 
 
 def test_prompts(s):
@@ -291,10 +216,8 @@ def test_prompts(s):
         "id": "msg_1",
         "status": "completed",
         "role": "assistant",
-        "content": [
-            {"type": "output_text", "text": "Tw", "annotations": []},
-            {"type": "refusal", "refusal": "o."},
-        ],
+        "content": [{"type": "output_text", "text": "Tw", "annotations": []},
+                    {"type": "refusal", "refusal": "o."}],
     }
     want = {"messages": [system, *turns, last]}
     same_prompt("a text", s, {"messages": [last]}, {"input": "Three."})
@@ -307,12 +230,8 @@ def test_prompts(s):
         "a system message of parts", s, {"messages": joined}, {"input": [message("developer", two), last]}
     )
     same_prompt("turns", s, want, {"input": [*turns, last], "instructions": "Be brief."})
-    same_prompt(
-        "parts",
-        s,
-        want,
-        {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]},
-    )
+    same_prompt("parts", s, want,
+                {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]})
 
 
 def test_part_strings(binary, demo, folder):
@@ -326,12 +245,8 @@ def test_part_strings(binary, demo, folder):
         )
     s = Server(binary, demo, "--chat-template", path)
     part = {"text": "Ahoj", "source_lang_code": "cs<|im_end|>"}  # its text, no token
-    same_prompt(
-        "languages",
-        s,
-        {"messages": [message("user", [{"type": "text", **part}])]},
-        {"input": [message("user", [{"type": "input_text", **part}])]},
-    )
+    same_prompt("languages", s, {"messages": [message("user", [{"type": "text", **part}])]},
+                {"input": [message("user", [{"type": "input_text", **part}])]})
     s.stop()
 
 
@@ -344,11 +259,8 @@ def test_conversation(s):
         messages.append(message("user", text))
         chat = s.ok(CHAT, {"messages": messages, "max_tokens": 40, "temperature": 0})
         answer = chat["choices"][0]["message"]["content"]
-        check.equal(
-            f"turn {i}",
-            (text_of(kept), kept["usage"]["input_tokens"], kept["previous_response_id"]),
-            (answer, chat["usage"]["prompt_tokens"], before),
-        )
+        check.equal(f"turn {i}", (text_of(kept), kept["usage"]["input_tokens"], kept["previous_response_id"]),
+                    (answer, chat["usage"]["prompt_tokens"], before))
         if i:  # all that the turns before it left
             found = kept["usage"]["input_tokens_details"]["cached_tokens"]
             check.true(f"turn {i}: cached", found >= held - 1, (found, held))
@@ -361,12 +273,8 @@ def test_conversation(s):
         "input items",
         bare(items["data"]),
         [
-            {
-                "type": "message",
-                "role": "user",
-                "status": "completed",
-                "content": [{"type": "input_text", "text": texts[-1]}],
-            }
+            {"type": "message", "role": "user", "status": "completed",
+             "content": [{"type": "input_text", "text": texts[-1]}]}
         ],
     )
     check.equal("the first id", (items["first_id"], items["has_more"]), (items["data"][0]["id"], False))
@@ -383,17 +291,11 @@ def test_conversation(s):
     s.request("DELETE", f"{RESPONSES}/{first}")
     third = s.ok(RESPONSES, ask("Three.", previous_response_id=second["id"]))
     check.true("after a deletion", third["usage"]["input_tokens"] > second["usage"]["input_tokens"])
-    for body in (
-        ask(previous_response_id=first),
-        ask(previous_response_id="resp_x"),
-        ask(previous_response_id=s.ok(RESPONSES, ask(store=False))["id"]),
-    ):
+    for body in (ask(previous_response_id=first), ask(previous_response_id="resp_x"),
+                 ask(previous_response_id=s.ok(RESPONSES, ask(store=False))["id"])):
         status, answer = s.post(RESPONSES, body)
-        check.equal(
-            "not found",
-            (status, answer["error"]["code"], answer["error"]["param"]),
-            (400, "previous_response_not_found", "previous_response_id"),
-        )
+        check.equal("not found", (status, answer["error"]["code"], answer["error"]["param"]),
+                    (400, "previous_response_not_found", "previous_response_id"))
     many = [message("user" if i % 2 == 0 else "assistant", f"{i}") for i in range(5)]
     made = s.ok(RESPONSES, ask(many))["id"]
     pages, after = [], ""
@@ -406,15 +308,9 @@ def test_conversation(s):
     check.equal("newest first", [i["content"][0]["text"] for i in down], list("43210"))
     for query in ("limit=0", "limit=x", "order=up", "after=y"):
         check.equal(query, s.request("GET", f"{RESPONSES}/{made}/input_items?{query}")[0], 400)
-    for method, path, want in (
-        ("POST", "/cancel", 400),
-        ("POST", "", 405),
-        ("DELETE", "/input_items", 405),
-        ("GET", "/cancel", 405),
-        ("GET", "/x", 404),
-        ("GET", "?stream=true", 400),
-        ("PUT", "", 405),
-    ):
+    for method, path, want in (("POST", "/cancel", 400), ("POST", "", 405), ("DELETE", "/input_items", 405),
+                               ("GET", "/cancel", 405), ("GET", "/x", 404), ("GET", "?stream=true", 400),
+                               ("PUT", "", 405)):
         check.equal(f"{method} {path}", s.request(method, f"{RESPONSES}/{made}{path}")[0], want)
     only = s.ok(RESPONSES, {"previous_response_id": made, "temperature": 0, "max_output_tokens": 3})
     check.equal("no input of its own", only["status"], "incomplete")
@@ -435,11 +331,9 @@ def test_images(s, data, word):
     chat["messages"] += [message("assistant", text), message("user", "And now?")]
     again = s.ok(CHAT, {**chat, "max_tokens": 40})
     check.equal("a turn after it", text_of(more), again["choices"][0]["message"]["content"])
-    check.true(
-        "the image is cached",
-        more["usage"]["input_tokens_details"]["cached_tokens"] >= whole["usage"]["total_tokens"] - 1,
-        more["usage"],
-    )
+    check.true("the image is cached",
+               more["usage"]["input_tokens_details"]["cached_tokens"] >= whole["usage"]["total_tokens"] - 1,
+               more["usage"])
     where = "input[1].content[1].image_url"
     bad = [message("user", "a"), message("user", [question, image(b"no image")])]
     for path in (RESPONSES, COUNT):
@@ -528,11 +422,8 @@ def faults():
         (
             {
                 "tools": [tool],
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{"type": "function", "name": "u"}],
-                },
+                "tool_choice": {"type": "allowed_tools", "mode": "auto",
+                                "tools": [{"type": "function", "name": "u"}]},
             },
             "tool_choice",
         ),
@@ -570,17 +461,13 @@ def test_faults(s):
         status, answer = s.post(RESPONSES, {"input": "x", **fields})
         error = answer.get("error")
         check.equal(f"{fields}"[:120], (status, error and error["param"]), (400, where))
-    for what, (status, answer) in {
-        "no JSON": s.post(RESPONSES, b"{"),
-        "another model": s.post(RESPONSES, ask(model="other")),
-        "a long prompt": s.post(RESPONSES, ask("word " * 100000)),
-        "compact": s.post(RESPONSES + "/compact", {}),
-    }.items():
-        check.true(
-            what,
-            status in (400, 404) and {"message", "type", "param", "code"} <= set(answer["error"]),
-            answer,
-        )
+    for what, (status, answer) in {"no JSON": s.post(RESPONSES, b"{"),
+                                   "another model": s.post(RESPONSES, ask(model="other")),
+                                   "a long prompt": s.post(RESPONSES, ask("word " * 100000)),
+                                   "compact": s.post(RESPONSES + "/compact", {})}.items():
+        check.true(what,
+                   status in (400, 404) and {"message", "type", "param", "code"} <= set(answer["error"]),
+                   answer)
 
 
 def test_owners(binary, demo):
@@ -592,13 +479,11 @@ def test_owners(binary, demo):
         one, two = ({"Authorization": f"Bearer {k}"} for k in ("one", "two"))
         mine = s.post(RESPONSES, ask(), one)[1]["id"]
         salted = s.post(RESPONSES, ask(cache_salt="a b"), one)[1]["id"]
-        for what, name, head, salt, found in (
-            ("its own", mine, one, None, True),
-            ("another key's", mine, two, None, False),
-            ("another salt's", mine, one, "a b", False),
-            ("its salt's", salted, one, "a b", True),
-            ("no salt's", salted, one, None, False),
-        ):
+        for what, name, head, salt, found in (("its own", mine, one, None, True),
+                                              ("another key's", mine, two, None, False),
+                                              ("another salt's", mine, one, "a b", False),
+                                              ("its salt's", salted, one, "a b", True),
+                                              ("no salt's", salted, one, None, False)):
             query = "?cache_salt=a%20b" if salt else ""
             status = s.request("GET", f"{RESPONSES}/{name}{query}", headers=head)[0]
             follow = s.post(RESPONSES, ask(previous_response_id=name, cache_salt=salt), head)[0]
@@ -636,22 +521,16 @@ def test_states(binary, demo):
     s = Server(binary, endless(demo), "--max-queue", "1", "--max-sequences", "1", "--request-timeout", "2")
     out = events(s, ask(max_output_tokens=ENDLESS, ignore_eos=True))
     end = out[-1]["response"]
-    check.equal(
-        "an error inside a stream",
-        (out[-1]["type"], end["status"], end["error"]["code"], end["output"]),
-        ("response.failed", "failed", "server_error", []),
-    )
+    check.equal("an error inside a stream",
+                (out[-1]["type"], end["status"], end["error"]["code"], end["output"]),
+                ("response.failed", "failed", "server_error", []))
     check.equal("it is not kept", s.request("GET", f"{RESPONSES}/{end['id']}")[0], 404)
     s.stop()
     s = Server(binary, endless(demo), "--max-queue", "1", "--max-sequences", "1")
     held = [s.connect() for _ in range(2)]
     for i, c in enumerate(held):
-        c.request(
-            "POST",
-            RESPONSES,
-            json.dumps(ask(max_output_tokens=ENDLESS, ignore_eos=True)),
-            {"Content-Type": "application/json"},
-        )
+        c.request("POST", RESPONSES, json.dumps(ask(max_output_tokens=ENDLESS, ignore_eos=True)),
+                  {"Content-Type": "application/json"})
         wait_until(lambda: s.held()[1 + i] == 1)
     check.equal("a full queue", s.post(RESPONSES, ask())[0], 429)
     for c in held:
@@ -664,12 +543,8 @@ def test_states(binary, demo):
 
 
 def say(script, tools=TOOLS, **fields):
-    body = {
-        **ask("Weather?"),
-        "max_output_tokens": 1500,
-        "chat_template_kwargs": {"script": script},
-        **fields,
-    }
+    body = {**ask("Weather?"), "max_output_tokens": 1500, "chat_template_kwargs": {"script": script},
+            **fields}
     return {**body, "tools": tools} if tools else body
 
 
@@ -678,12 +553,8 @@ def wanted(made):
     items = []
     if made["reasoning"]:
         items.append(
-            {
-                "type": "reasoning",
-                "status": "completed",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": made["reasoning"]}],
-            }
+            {"type": "reasoning", "status": "completed", "summary": [],
+             "content": [{"type": "reasoning_text", "text": made["reasoning"]}]}
         )
     if made["text"] or not made["calls"]:
         part = {"type": "output_text", "text": made["text"] or "", "annotations": [], "logprobs": []}
@@ -701,11 +572,8 @@ def test_scripts(s):
         check.true(name + ": ids", len(set(ids)) == len(ids) and all(i.startswith("call_") for i in ids), ids)
         check.equal(name + ": streamed", bare(accumulate(events(s, say(name)))), bare(whole))
         chat = s.ok(CHAT, tools_test.ask(name))["usage"]["completion_tokens_details"]
-        check.equal(
-            name + ": reasoning tokens",
-            whole["usage"]["output_tokens_details"]["reasoning_tokens"],
-            chat["reasoning_tokens"],
-        )
+        check.equal(name + ": reasoning tokens", whole["usage"]["output_tokens_details"]["reasoning_tokens"],
+                    chat["reasoning_tokens"])
     deltas = [e for e in events(s, say("long")) if e["type"].endswith("arguments.delta")]
     check.true("arguments come as they are written", len(deltas) > 50, len(deltas))
     one = s.ok(RESPONSES, say("two", parallel_tool_calls=False))
@@ -760,78 +628,42 @@ def test_round_trip(s):
         {"id": f"call_{i}", "type": "function", "function": {"name": n, "arguments": a}}
         for i, (n, a) in enumerate((("get_weather", '{"city": "Zürich", "days": 1.0}'), ("clock", "{}")))
     ]
-    chat = [
-        message("user", "Weather?"),
-        {**message("assistant", "I ask."), "reasoning_content": "Hm. Ask.", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "call_0", "content": "sunny"},
-        {"role": "tool", "tool_call_id": "call_1", "content": "no clock"},
-        message("user", "And now?"),
-    ]
+    chat = [message("user", "Weather?"),
+            {**message("assistant", "I ask."), "reasoning_content": "Hm. Ask.", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "call_0", "content": "sunny"},
+            {"role": "tool", "tool_call_id": "call_1", "content": "no clock"}, message("user", "And now?")]
     uses = [
         {"type": "function_call", "id": f"fc_{i}", "call_id": c["id"], **c["function"]}
         for i, c in enumerate(calls)
     ]
     reasoning = [
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": t} for t in ("Hm. ", "Ask.")],
-        }
+        {"type": "reasoning", "id": "rs_1", "summary": [],
+         "content": [{"type": "reasoning_text", "text": t} for t in ("Hm. ", "Ask.")]}
     ]
     results = [
         {"type": "function_call_output", "call_id": "call_0", "output": "sunny"},
-        {
-            "type": "function_call_output",
-            "call_id": "call_1",
-            "output": [{"type": "input_text", "text": "no clock"}],
-        },
+        {"type": "function_call_output", "call_id": "call_1",
+         "output": [{"type": "input_text", "text": "no clock"}]},
     ]
-    items = [
-        message("user", "Weather?"),
-        *reasoning,
-        message("assistant", "I ask."),
-        *uses,
-        *results,
-        message("user", "And now?"),
-    ]
+    items = [message("user", "Weather?"), *reasoning, message("assistant", "I ask."), *uses, *results,
+             message("user", "And now?")]
     extra = {"chat_template_kwargs": {"script": "plain"}}
     chat_tools = [tools_test.WEATHER, tools_test.CLOCK]
-    same_prompt(
-        "a turn with calls",
-        s,
-        {"messages": chat, "tools": chat_tools, **extra},
-        {"input": items, "tools": TOOLS, **extra},
-    )
-    hidden = {
-        "type": "reasoning",
-        "id": "rs_2",
-        "summary": [{"type": "summary_text", "text": "x"}],
-        "encrypted_content": "xyz",
-    }
-    text = {
-        "type": "message",
-        "id": "msg_1",
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "I a"}, {"type": "output_text", "text": "sk."}],
-    }
+    same_prompt("a turn with calls", s, {"messages": chat, "tools": chat_tools, **extra},
+                {"input": items, "tools": TOOLS, **extra})
+    hidden = {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "x"}],
+              "encrypted_content": "xyz"}
+    text = {"type": "message", "id": "msg_1", "role": "assistant",
+            "content": [{"type": "output_text", "text": "I a"}, {"type": "output_text", "text": "sk."}]}
     said = message("assistant", "I ask.")
-    same_prompt(
-        "two answers",
-        s,
-        {"messages": [chat[0], said, said, chat[-1]], **extra},
-        {"input": [chat[0], said, text, chat[-1]], **extra},
-    )
+    same_prompt("two answers", s, {"messages": [chat[0], said, said, chat[-1]], **extra},
+                {"input": [chat[0], said, text, chat[-1]], **extra})
     same_prompt(
         "reasoning without text", s, {"messages": chat[:1], **extra}, {"input": [items[0], hidden], **extra}
     )
     for effort in ("none", "low"):
-        same_prompt(
-            f"effort {effort}",
-            s,
-            {"messages": chat[:1], **extra, "reasoning_effort": effort},
-            {"input": items[:1], **extra, "reasoning": {"effort": effort}},
-        )
+        same_prompt(f"effort {effort}", s, {"messages": chat[:1], **extra, "reasoning_effort": effort},
+                    {"input": items[:1], **extra, "reasoning": {"effort": effort}})
     # What the server keeps comes to the same as what a client sends back, and as the chat.
     for name in ("two", "both", "after", "think"):
         first = s.ok(RESPONSES, say(name))
@@ -845,11 +677,9 @@ def test_round_trip(s):
         kept = say("plain", input=follow, previous_response_id=first["id"])
         a, b = s.ok(RESPONSES, sent), s.ok(RESPONSES, kept)
         n = a["usage"]["input_tokens"]
-        check.equal(
-            f"{name}: kept and sent",
-            (b["usage"]["input_tokens"], b["usage"]["input_tokens_details"]["cached_tokens"]),
-            (n, n - 1),
-        )
+        check.equal(f"{name}: kept and sent",
+                    (b["usage"]["input_tokens"], b["usage"]["input_tokens_details"]["cached_tokens"]),
+                    (n, n - 1))
         if name == "after":
             continue
         made = SCRIPTS[name][1]
@@ -858,31 +688,20 @@ def test_round_trip(s):
             turn["reasoning_content"] = made["reasoning"]
         if made["calls"]:
             turn["tool_calls"] = [
-                {
-                    "id": i["call_id"],
-                    "type": "function",
-                    "function": {"name": i["name"], "arguments": i["arguments"]},
-                }
+                {"id": i["call_id"], "type": "function",
+                 "function": {"name": i["name"], "arguments": i["arguments"]}}
                 for i in first["output"]
                 if i["type"] == "function_call"
             ]
         rest = [{"role": "tool", "tool_call_id": o["call_id"], "content": "sunny"} for o in out]
-        same_prompt(
-            f"{name}: as the chat",
-            s,
-            {"messages": [chat[0], turn, *rest, chat[-1]], "tools": chat_tools, **extra},
-            kept,
-        )
+        same_prompt(f"{name}: as the chat", s,
+                    {"messages": [chat[0], turn, *rest, chat[-1]], "tools": chat_tools, **extra}, kept)
 
 
 def test_forms(s):
     """Constrained answers, by this API's own fields."""
-    schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}},
-        "required": ["ok"],
-        "additionalProperties": False,
-    }
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
     got = s.ok(RESPONSES, ask(text={"format": form}))
     check.true("a schema", set(json.loads(text_of(got))) == {"ok"}, text_of(got))
@@ -893,10 +712,8 @@ def test_calls(s):
     for choice, names in (
         ("required", {"get_weather", "clock"}),
         ({"type": "function", "name": "clock"}, {"clock"}),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]},
-            {"clock"},
-        ),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]},
+         {"clock"}),
     ):
         got = s.ok(RESPONSES, say("plain", tool_choice=choice))
         calls = [i for i in got["output"] if i["type"] == "function_call"]
@@ -918,48 +735,26 @@ LARK = """start: "*** Begin" LF line+ "*** End"
 line: /[+-][a-c"]{0,3}/ LF
 %import common.LF
 """
-PATCH = {
-    "type": "custom",
-    "name": "patch",
-    "description": "Edits files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": LARK},
-}
-CODE = {
-    **PATCH,
-    "name": "code",
-    "format": {"type": "grammar", "syntax": "regex", "definition": 'a"[0-9]{3}\\\\\n'},
-}
+PATCH = {"type": "custom", "name": "patch", "description": "Edits files.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": LARK}}
+CODE = {**PATCH, "name": "code",
+        "format": {"type": "grammar", "syntax": "regex", "definition": 'a"[0-9]{3}\\\\\n'}}
 NOTE = {"type": "custom", "name": "note"}
-ADD = {
-    "type": "function",
-    "name": "add",
-    "defer_loading": True,
-    "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]},
-}
+ADD = {"type": "function", "name": "add", "defer_loading": True,
+       "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}}
 GROUP = {"type": "namespace", "name": "mcp__calc", "description": "Sums.", "tools": [ADD]}
-HOSTED = [
-    {"type": "web_search"},
-    {"type": "local_shell"},
-    {"type": "image_generation", "output_format": "png"},
-]
+HOSTED = [{"type": "web_search"}, {"type": "local_shell"},
+          {"type": "image_generation", "output_format": "png"}]
 
 
 def test_tool_types(s):
     """Custom tools, namespaces and hosted tools; the model writes nonsense: calls are forced."""
     tools = [*HOSTED, PATCH, CODE, NOTE, GROUP]
-    for name, form in (
-        ("patch", r'\*\*\* Begin\n([+-][a-c"]{0,3}\n)+\*\*\* End'),
-        ("code", 'a"[0-9]{3}\\\\\n'),
-    ):
+    for name, form in (("patch", r'\*\*\* Begin\n([+-][a-c"]{0,3}\n)+\*\*\* End'),
+                       ("code", 'a"[0-9]{3}\\\\\n')):
         for seed in range(3):
-            body = ask(
-                tools=tools,
-                tool_choice={"type": "custom", "name": name},
-                max_output_tokens=300,
-                temperature=1,
-                seed=seed,
-                logit_bias={},
-            )
+            body = ask(tools=tools, tool_choice={"type": "custom", "name": name}, max_output_tokens=300,
+                       temperature=1, seed=seed, logit_bias={})
             whole = s.ok(RESPONSES, body)
             item = whole["output"][0]
             check.equal(name, (item["type"], item["name"]), ("custom_tool_call", name))
@@ -972,10 +767,8 @@ def test_tool_types(s):
             check.equal(name + ": events", kinds, ["output_item.added", *input_events, "output_item.done"])
             check.equal(name + ": begun", out[2]["item"]["input"], "")
             check.equal(name + ": done", out[4]["input"], item["input"])
-    first = s.ok(
-        RESPONSES,
-        ask(tools=tools, tool_choice={"type": "custom", "name": "code"}, max_output_tokens=300),
-    )
+    first = s.ok(RESPONSES,
+                 ask(tools=tools, tool_choice={"type": "custom", "name": "code"}, max_output_tokens=300))
     result = {"type": "custom_tool_call_output", "call_id": first["output"][0]["call_id"], "output": "done"}
     whole = [message("user", "What is in this picture?"), *first["output"], result]
     count = s.ok(COUNT, {"tools": tools, "input": whole})["input_tokens"]
@@ -988,11 +781,8 @@ def test_tool_types(s):
     check.equal("repeated as sent", [t for t in cut["tools"] if t["type"] != "function"], tools)
     body = ask(tools=tools, tool_choice={"type": "function", "name": "mcp__calc__add"}, max_output_tokens=200)
     item = s.ok(RESPONSES, body)["output"][0]
-    check.equal(
-        "its namespace",
-        (item["type"], item["namespace"], item["name"]),
-        ("function_call", "mcp__calc", "add"),
-    )
+    check.equal("its namespace", (item["type"], item["namespace"], item["name"]),
+                ("function_call", "mcp__calc", "add"))
     check.true("its arguments", json.loads(item["arguments"])["n"] in (1, 2), item)
     for choice in ({"name": "add", "namespace": "mcp__calc"}, {"name": "add"}):
         body["tool_choice"] = {"type": "function", **choice}
@@ -1009,18 +799,12 @@ def test_tool_types(s):
     nested["tool_choice"] = {"type": "function", "function": {"name": "f"}}
     check.equal("tools and a choice as in chats", s.ok(RESPONSES, nested)["output"][0]["name"], "f")
     check.equal("only hosted tools: none", s.ok(RESPONSES, ask(tools=HOSTED))["output"][0]["type"], "message")
-    allowed = {
-        "type": "allowed_tools",
-        "mode": "required",
-        "tools": [{"type": "web_search"}, {"type": "custom", "name": "code"}],
-    }
+    allowed = {"type": "allowed_tools", "mode": "required",
+               "tools": [{"type": "web_search"}, {"type": "custom", "name": "code"}]}
     item = s.ok(RESPONSES, ask(tools=tools, tool_choice=allowed, max_output_tokens=200))["output"][0]
     check.equal("allowed tools", item["name"], "code")
-    for one in (
-        {"type": "function", "name": "add", "namespace": "mcp__calc"},
-        {"type": "function", "name": "add"},
-        {"type": "namespace", "name": "mcp__calc"},
-    ):
+    for one in ({"type": "function", "name": "add", "namespace": "mcp__calc"},
+                {"type": "function", "name": "add"}, {"type": "namespace", "name": "mcp__calc"}):
         body = ask(tools=tools, tool_choice={**allowed, "tools": [one]}, max_output_tokens=200)
         got = s.ok(RESPONSES, body)
         item = got["output"][0]
@@ -1034,21 +818,16 @@ def test_tool_types(s):
         check.equal(f"allowed {one}", (status, answer["error"]["param"]), (400, "tool_choice"))
     status, answer = s.post(
         RESPONSES,
-        ask(
-            tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}],
-            tool_choice="required",
-        ),
+        ask(tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}],
+            tool_choice="required"),
     )
     check.equal("a wrong grammar", (status, answer["error"]["param"]), (400, "tools.patch.format"))
 
 
 def test_items_of_tools(s):
     """Calls and results of all kinds go back into the prompt as those of functions do."""
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "patch", "arguments": '{"input": "a\\n\\"b\\""}'},
-    }
+    call = {"id": "call_1", "type": "function",
+            "function": {"name": "patch", "arguments": '{"input": "a\\n\\"b\\""}'}}
     group = {**call, "function": {"name": "mcp__calc__add", "arguments": '{"n": 1}'}}
     chat = [message("user", "Weather?"), {**message("assistant", ""), "tool_calls": [call, group]}]
     chat += [{"role": "tool", "tool_call_id": "call_1", "content": "done"}]
@@ -1056,13 +835,8 @@ def test_items_of_tools(s):
         message("user", "Weather?"),
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
         {"type": "custom_tool_call", "call_id": "call_1", "name": "patch", "input": 'a\n"b"'},
-        {
-            "type": "function_call",
-            "call_id": "call_1",
-            "namespace": "mcp__calc",
-            "name": "add",
-            "arguments": '{"n": 1}',
-        },
+        {"type": "function_call", "call_id": "call_1", "namespace": "mcp__calc", "name": "add",
+         "arguments": '{"n": 1}'},
         {"type": "ghost_snapshot", "ghost_commit": {}},
         {"type": "mcp_call", "id": "m", "server_label": "s", "name": "n", "arguments": "{}", "output": "x"},
         {"type": "local_shell_call_output", "id": "l", "output": "x"},
@@ -1076,16 +850,10 @@ def test_items_of_tools(s):
     check.equal("sealed, streamed", streamed, thought["encrypted_content"])
     sealed = {k: thought[k] for k in ("type", "id", "summary", "encrypted_content")}
     asked = [message("user", "Weather?"), sealed, text, message("user", "And now?")]
-    shown = [
-        message("user", "Weather?"),
-        {**message("assistant", text_of(whole)), "reasoning_content": thought["content"][0]["text"]},
-    ]
-    same_prompt(
-        "reasoning from its sealed text",
-        s,
-        {"messages": [*shown, message("user", "And now?")]},
-        {"input": asked},
-    )
+    shown = [message("user", "Weather?"),
+             {**message("assistant", text_of(whole)), "reasoning_content": thought["content"][0]["text"]}]
+    same_prompt("reasoning from its sealed text", s, {"messages": [*shown, message("user", "And now?")]},
+                {"input": asked})
     check.true("not asked for", "encrypted_content" not in s.ok(RESPONSES, say("think"))["output"][0], "")
 
 
@@ -1126,32 +894,21 @@ def test_sdk(s, told):
     check.equal("stream", (deltas, final.output_text), (whole.output_text, whole.output_text))
     raw = list(client.responses.create(**body, stream=True))
     check.equal("events", (raw[0].type, raw[-1].type), ("response.created", "response.completed"))
-    check.equal(
-        "count",
-        client.responses.input_tokens.count(model=model, input=body["input"]).input_tokens,
-        whole.usage.input_tokens,
-    )
+    check.equal("count", client.responses.input_tokens.count(model=model, input=body["input"]).input_tokens,
+                whole.usage.input_tokens)
     more = client.responses.create(
         model=model, input="And now?", previous_response_id=whole.id, temperature=0
     )
-    check.true(
-        "a next turn",
-        more.usage.input_tokens_details.cached_tokens >= whole.usage.total_tokens - 1,
-        more.usage,
-    )
+    check.true("a next turn", more.usage.input_tokens_details.cached_tokens >= whole.usage.total_tokens - 1,
+               more.usage)
     check.equal("retrieve", client.responses.retrieve(more.id).output_text, more.output_text)
     items = client.responses.input_items.list(whole.id)
-    check.equal(
-        "input items",
-        [(i.role, [c.type for c in i.content]) for i in items],
-        [("user", ["input_image", "input_text"])],
-    )
+    check.equal("input items", [(i.role, [c.type for c in i.content]) for i in items],
+                [("user", ["input_image", "input_text"])])
     client.responses.delete(more.id)
-    for kind, call in (
-        (openai.NotFoundError, lambda: client.responses.retrieve(more.id)),
-        (openai.BadRequestError, lambda: client.responses.cancel(whole.id)),
-        (openai.BadRequestError, lambda: client.responses.create(model=model, input=[])),
-    ):
+    for kind, call in ((openai.NotFoundError, lambda: client.responses.retrieve(more.id)),
+                       (openai.BadRequestError, lambda: client.responses.cancel(whole.id)),
+                       (openai.BadRequestError, lambda: client.responses.create(model=model, input=[]))):
         try:
             call()
             check.true(f"{kind}", False)
@@ -1167,14 +924,8 @@ def test_sdk(s, told):
     client = client_of(told)
     model = client.models.list().data[0].id
     for name, (_, made) in SCRIPTS.items():
-        asked = {
-            "model": model,
-            "input": "Weather?",
-            "tools": TOOLS,
-            "temperature": 0,
-            "max_output_tokens": 1500,
-            "extra_body": {"chat_template_kwargs": {"script": name}},
-        }
+        asked = {"model": model, "input": "Weather?", "tools": TOOLS, "temperature": 0,
+                 "max_output_tokens": 1500, "extra_body": {"chat_template_kwargs": {"script": name}}}
         with client.responses.stream(**asked) as stream:
             seen = [e for e in stream]
             final = stream.get_final_response()
@@ -1196,15 +947,10 @@ def test_sdk(s, told):
         if i.type == "function_call"
     ]
     asked["extra_body"] = {"chat_template_kwargs": {"script": "plain"}}
-    for what, fields in (
-        ("sent", {"input": [message("user", "Weather?"), *first.output, *results]}),
-        ("kept", {"input": results, "previous_response_id": first.id}),
-    ):
-        check.equal(
-            f"results, {what}",
-            client.responses.create(**{**asked, **fields}).output_text,
-            SCRIPTS["plain"][0],
-        )
+    for what, fields in (("sent", {"input": [message("user", "Weather?"), *first.output, *results]}),
+                         ("kept", {"input": results, "previous_response_id": first.id})):
+        check.equal(f"results, {what}", client.responses.create(**{**asked, **fields}).output_text,
+                    SCRIPTS["plain"][0])
 
 
 def run(args, top):
@@ -1220,35 +966,21 @@ def run(args, top):
         {n: text for n, (text, _) in {**SCRIPTS, "after": after}.items()} | {"wide": tools_test.WIDE},
         template=thinking + scripted.TEMPLATE[: -len(thinking)],
     )
-    servers = {
-        "demo": lambda: Server(args.binary, args.demo),
-        "told": lambda: Server(args.binary, told),
-        "images": lambda: Server(args.binary, images),
-    }
-    tests = {
-        "text": (test_text, "demo"),
-        "echo": (test_echo, "demo"),
-        "logprobs": (test_logprobs, "demo"),
-        "prompts": (test_prompts, "demo"),
-        "part_strings": (test_part_strings, args.binary, args.demo, top),
-        "conversation": (test_conversation, "demo"),
-        "images": (test_images, "demo", sample, "red circle"),
-        "images_qwen": (test_images, "images", sample, "circle"),
-        "faults": (test_faults, "told"),
-        "owners": (test_owners, args.binary, args.demo),
-        "limits": (test_limits, args.binary, args.demo),
-        "states": (test_states, args.binary, args.demo),
-        "scripts": (test_scripts, "told"),
-        "every_length": (test_every_length, "told"),
-        "held_back": (test_held_back, "told"),
-        "order": (test_order, "told"),
-        "round_trip": (test_round_trip, "told"),
-        "forms": (test_forms, "demo"),
-        "calls": (test_calls, "told"),
-        "tool_types": (test_tool_types, "images"),
-        "items_of_tools": (test_items_of_tools, "told"),
-        "sdk": (test_sdk, "demo", "told"),
-    }
+    servers = {"demo": lambda: Server(args.binary, args.demo), "told": lambda: Server(args.binary, told),
+               "images": lambda: Server(args.binary, images)}
+    tests = {"text": (test_text, "demo"), "echo": (test_echo, "demo"), "logprobs": (test_logprobs, "demo"),
+             "prompts": (test_prompts, "demo"),
+             "part_strings": (test_part_strings, args.binary, args.demo, top),
+             "conversation": (test_conversation, "demo"),
+             "images": (test_images, "demo", sample, "red circle"),
+             "images_qwen": (test_images, "images", sample, "circle"), "faults": (test_faults, "told"),
+             "owners": (test_owners, args.binary, args.demo), "limits": (test_limits, args.binary, args.demo),
+             "states": (test_states, args.binary, args.demo), "scripts": (test_scripts, "told"),
+             "every_length": (test_every_length, "told"), "held_back": (test_held_back, "told"),
+             "order": (test_order, "told"), "round_trip": (test_round_trip, "told"),
+             "forms": (test_forms, "demo"), "calls": (test_calls, "told"),
+             "tool_types": (test_tool_types, "images"), "items_of_tools": (test_items_of_tools, "told"),
+             "sdk": (test_sdk, "demo", "told")}
     running = {}
     for name, (function, *given) in tests.items():
         if args.only and name not in args.only:

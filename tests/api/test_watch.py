@@ -63,27 +63,16 @@ def test_log():
         )
         done = [x for x in every if x["msg"] == "request"]
         one = next(x for x in done if x["req"] == "one")
-        want = {
-            "path": "/v1/chat/completions",
-            "method": "POST",
-            "status": 200,
-            "client": "127.0.0.1",
-            "model": 'a "b"',
-            "prompt_tokens": usage["prompt_tokens"],
-            "cached_tokens": 0,
-            "completion_tokens": 4,
-            "traceparent": TRACE,
-        }
+        want = {"path": "/v1/chat/completions", "method": "POST", "status": 200, "client": "127.0.0.1",
+                "model": 'a "b"', "prompt_tokens": usage["prompt_tokens"], "cached_tokens": 0,
+                "completion_tokens": 4, "traceparent": TRACE}
         check.equal("a chat", {k: one.get(k) for k in want}, want)
         check.true("times", 0 < one["ttft_ms"] <= one["ms"], one)
         check.equal("a stream", done[1]["completion_tokens"], 4)
         check.true("its prompt was cached", 0 < done[1]["cached_tokens"] < done[1]["prompt_tokens"], done[1])
         two = next(x for x in done if x["req"] == "two")
-        check.equal(
-            "404",
-            (two["status"], two["path"], "traceparent" in two, "model" in two),
-            (404, "/v1/no%22such", False, False),
-        )
+        check.equal("404", (two["status"], two["path"], "traceparent" in two, "model" in two),
+                    (404, "/v1/no%22such", False, False))
         three = next(x for x in done if x["req"] == "three")
         check.true("refused by the parser", three["status"] == 400 and three["error"], three)
         os.unlink(log)
@@ -148,14 +137,8 @@ def test_terminal_closed():
         os.setsid()
         fcntl.ioctl(2, termios.TIOCSCTTY, 0)
 
-    p = subprocess.Popen(
-        [BINARY, "serve", "--model", DEMO, "--port", "0", "--shutdown-delay", "0"],
-        stdin=slave,
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        text=True,
-        preexec_fn=own,
-    )
+    p = subprocess.Popen([BINARY, "serve", "--model", DEMO, "--port", "0", "--shutdown-delay", "0"],
+                         stdin=slave, stdout=subprocess.PIPE, stderr=slave, text=True, preexec_fn=own)
     os.close(slave)
     try:
         check.true("it serves", p.stdout.readline().startswith("kvasir: listening"))
@@ -172,24 +155,8 @@ def certificate(top, name):
     """A new self-signed one in the two files."""
     cert, key = os.path.join(top, "cert.pem"), os.path.join(top, "key.pem")
     subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={name}",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            key,
-            "-out",
-            cert,
-        ],
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
         check=True,
         capture_output=True,
     )
@@ -206,12 +173,8 @@ def tls_requests(p, port, top, context):
         answer = c.getresponse()
         body = json.loads(answer.read())
         check.equal(f"chat {i}", (answer.status, body["usage"]["completion_tokens"]), (200, 4))
-    c.request(
-        "POST",
-        "/v1/chat/completions",
-        json.dumps({**CHAT, "stream": True}),
-        {"Content-Type": "application/json"},
-    )
+    c.request("POST", "/v1/chat/completions", json.dumps({**CHAT, "stream": True}),
+              {"Content-Type": "application/json"})
     check.true("a stream", c.getresponse().read().endswith(b"data: [DONE]\n\n"))
     c.request(
         "POST", "/tokenize", json.dumps({"prompt": "red " * 3_000_000}), {"Content-Type": "application/json"}
@@ -272,16 +235,10 @@ OFFERS = (  # least and highest version, cipher suites, taken
     (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, "ALL", False),
     *(
         (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2, suite, taken)
-        for suite, taken in (
-            ("kRSA", False),
-            ("AES256-GCM-SHA384", False),
-            ("AES128-CCM", False),
-            ("AES128-SHA256", False),
-            ("ECDHE-RSA-AES256-SHA384", False),
-            ("ECDHE-RSA-AES128-SHA", False),
-            ("ECDHE-RSA-AES128-GCM-SHA256", True),
-            ("ECDHE-RSA-CHACHA20-POLY1305", True),
-        )
+        for suite, taken in (("kRSA", False), ("AES256-GCM-SHA384", False), ("AES128-CCM", False),
+                             ("AES128-SHA256", False), ("ECDHE-RSA-AES256-SHA384", False),
+                             ("ECDHE-RSA-AES128-SHA", False), ("ECDHE-RSA-AES128-GCM-SHA256", True),
+                             ("ECDHE-RSA-CHACHA20-POLY1305", True))
     ),
     (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_2, "ALL", True),
     (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3, "ALL", True),
@@ -335,26 +292,9 @@ def test_tls():
     with tempfile.TemporaryDirectory() as top:
         cert, key = certificate(top, "one")
         context = ssl.create_default_context(cafile=cert)
-        command = [
-            BINARY,
-            "serve",
-            "--model",
-            DEMO,
-            "--port",
-            "0",
-            "--shutdown-delay",
-            "0",
-            "--log-level",
-            "warn",
-            "--tls-cert",
-            cert,
-            "--tls-key",
-            key,
-            "--max-body-bytes",
-            "32M",
-            "--host",
-            f"127.0.0.1,unix:{top}/socket",
-        ]
+        command = [BINARY, "serve", "--model", DEMO, "--port", "0", "--shutdown-delay", "0", "--log-level",
+                   "warn", "--tls-cert", cert, "--tls-key", key, "--max-body-bytes", "32M", "--host",
+                   f"127.0.0.1,unix:{top}/socket"]
         p = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         port = int(re.fullmatch(r"kvasir: listening on https://127.0.0.1:(\d+)\n", p.stdout.readline())[1])
 
@@ -367,11 +307,9 @@ def test_tls():
             end_process(p)
             p.stdout.close()
         check.equal("it ends", p.returncode, 0)
-        for flags, line in (
-            (("--tls-cert", cert), "--tls-cert and --tls-key go together"),
-            (("--tls-cert", cert, "--tls-key", cert), "--tls-key"),
-            (("--tls-cert", "/no", "--tls-key", key), "--tls-cert: /no: No such file"),
-        ):
+        for flags, line in ((("--tls-cert", cert), "--tls-cert and --tls-key go together"),
+                            (("--tls-cert", cert, "--tls-key", cert), "--tls-key"),
+                            (("--tls-cert", "/no", "--tls-key", key), "--tls-cert: /no: No such file")):
             run = subprocess.run(
                 [BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, check=False
             )
@@ -389,16 +327,10 @@ def test_template():
         s.stop()
         f.write("{% if %}")
         f.flush()
-        for path, line in (
-            (f.name, f"--chat-template: {f.name}"),
-            ("/no", "--chat-template: /no: No such file"),
-        ):
-            run = subprocess.run(
-                [BINARY, "serve", "--port", "0", "--chat-template", path],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+        for path, line in ((f.name, f"--chat-template: {f.name}"),
+                           ("/no", "--chat-template: /no: No such file")):
+            run = subprocess.run([BINARY, "serve", "--port", "0", "--chat-template", path],
+                                 capture_output=True, text=True, check=False)
             check.true(path, run.returncode == 1 and line in run.stderr, run)
 
 
@@ -441,12 +373,8 @@ def test_generated():
     text = subprocess.run([BINARY, "--help"], capture_output=True, text=True, check=True).stdout
     flags = set(re.findall(r"^  (--[a-z0-9-]+)", text, re.M))
     with tempfile.TemporaryDirectory() as top:
-        run = subprocess.run(
-            [sys.executable, os.path.join(ROOT, "scripts/man_pages.py"), BINARY, top],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = subprocess.run([sys.executable, os.path.join(ROOT, "scripts/man_pages.py"), BINARY, top],
+                             capture_output=True, text=True, check=False)
         check.equal("it runs", (run.returncode, run.stderr), (0, ""))
         check.equal("files", sorted(os.listdir(top)), ["_kvasir", "kvasir.1", "kvasir.bash", "kvasir.fish"])
         for name in os.listdir(top):
@@ -458,28 +386,18 @@ def test_generated():
         script = (
             'source %s/kvasir.bash; COMP_WORDS=(kvasir %s); COMP_CWORD=%d; _kvasir; echo "${COMPREPLY[@]}"'
         )
-        for words, want in (
-            ("s", "serve"),
-            ("serve --max-c", "--max-context --max-connections"),
-            ("serve --quantize int", "int8 int4"),
-            ("serve --log-format=j", "json"),
-        ):
+        for words, want in (("s", "serve"), ("serve --max-c", "--max-context --max-connections"),
+                            ("serve --quantize int", "int8 int4"), ("serve --log-format=j", "json")):
             got = subprocess.run(
-                [
-                    "bash",
-                    "-c",
-                    script % (top, words.replace("=", " = "), len(words.replace("=", " = ").split())),
-                ],
+                ["bash", "-c",
+                 script % (top, words.replace("=", " = "), len(words.replace("=", " = ").split()))],
                 capture_output=True,
                 text=True,
                 check=False,
             )
             check.equal(f"bash: {words}", sorted(got.stdout.split()), sorted(want.split()))
-        for shell, command in (
-            ("zsh", ["zsh", "-n"]),
-            ("fish", ["fish", "-n"]),
-            ("man", ["man", "-l", "--warnings"]),
-        ):
+        for shell, command in (("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"]),
+                               ("man", ["man", "-l", "--warnings"])):
             file = {"zsh": "_kvasir", "fish": "kvasir.fish", "man": "kvasir.1"}[shell]
             if shutil.which(shell):
                 run = subprocess.run(
@@ -491,15 +409,8 @@ def test_generated():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (
-        test_log,
-        test_hangup,
-        test_terminal_closed,
-        test_tls,
-        test_template,
-        test_metric_names,
-        test_generated,
-    ):
+    for test in (test_log, test_hangup, test_terminal_closed, test_tls, test_template, test_metric_names,
+                 test_generated):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()

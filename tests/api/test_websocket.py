@@ -18,12 +18,8 @@ RESPONSES = "/v1/responses"
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 KEY = base64.b64encode(b"0123456789abcdef").decode()
-OPENING = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": KEY,
-}
+OPENING = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
+           "Sec-WebSocket-Key": KEY}
 
 
 def frame_of(opcode, data=b"", fin=True, masked=True):
@@ -131,23 +127,18 @@ def test_opening(s):
     accept = base64.b64encode(
         hashlib.sha1((KEY + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()
     ).decode()
-    check.equal(
-        "switched",
-        (w.status, w.headers["upgrade"].lower(), w.headers["sec-websocket-accept"]),
-        (101, "websocket", accept),
-    )
+    check.equal("switched", (w.status, w.headers["upgrade"].lower(), w.headers["sec-websocket-accept"]),
+                (101, "websocket", accept))
     w.close()
     w = Socket(s, more=frame_of(TEXT, b'{"type":"response.create","input":"Hello","max_output_tokens":5}'))
     check.equal("a message with the request", (w.status, last(w.events())["object"]), (101, "response"))
     w.close()
-    for what, headers, status in (
-        ("no upgrade", {"Upgrade": None, "Connection": None}, 426),
-        ("another protocol", {"Upgrade": "h2c"}, 426),
-        ("another version", {"Sec-WebSocket-Version": "8"}, 426),
-        ("a short key", {"Sec-WebSocket-Key": "YWJj"}, 426),
-        ("a foreign page", {"Origin": "https://evil.example"}, 403),
-        ("its own page", {"Origin": f"http://{s.host}:{s.port}"}, 101),
-    ):
+    for what, headers, status in (("no upgrade", {"Upgrade": None, "Connection": None}, 426),
+                                  ("another protocol", {"Upgrade": "h2c"}, 426),
+                                  ("another version", {"Sec-WebSocket-Version": "8"}, 426),
+                                  ("a short key", {"Sec-WebSocket-Key": "YWJj"}, 426),
+                                  ("a foreign page", {"Origin": "https://evil.example"}, 403),
+                                  ("its own page", {"Origin": f"http://{s.host}:{s.port}"}, 101)):
         w = Socket(s, headers)
         check.equal(what, w.status, status)
         w.close()
@@ -169,11 +160,8 @@ def test_turns(s):
     check.equal("store", last(first)["store"], False)
     name = last(first)["id"]
     second = last(w.turn("And then?", previous_response_id=name, store=False))
-    whole = [
-        {"role": "user", "content": "Hello"},
-        *last(first)["output"],
-        {"role": "user", "content": "And then?"},
-    ]
+    whole = [{"role": "user", "content": "Hello"}, *last(first)["output"],
+             {"role": "user", "content": "And then?"}]
     check.equal("continued", plain(second["output"]), plain(last(w.turn(whole))["output"]))
     check.true(
         "from the cache", second["usage"]["input_tokens_details"]["cached_tokens"] > 10, second["usage"]
@@ -195,35 +183,24 @@ def test_turns(s):
     check.equal("a result of no call", failed, ("error", 400, "invalid_value", "input[0].call_id"))
     check.equal("a failed turn is forgotten", error_of(w.turn("x", previous_response_id=name)), lost)
     failed = error_of(other.turn(5, previous_response_id=kept))
-    check.equal(
-        "a stored one is not",
-        (failed[2], s.request("GET", f"{RESPONSES}/{kept}")[0]),
-        ("invalid_type", 200),
-    )
+    check.equal("a stored one is not", (failed[2], s.request("GET", f"{RESPONSES}/{kept}")[0]),
+                ("invalid_type", 200))
     w.close()
     other.close()
 
 
 def test_warm_up(s):
     w = Socket(s)
-    says = [
-        {"role": "user", "content": "One two three four five six."},
-        {"role": "assistant", "content": "Yes."},
-    ]
+    says = [{"role": "user", "content": "One two three four five six."},
+            {"role": "assistant", "content": "Yes."}]
     events = w.turn(says, generate=False, store=False)
-    check.equal(
-        "its events",
-        [e["type"] for e in events],
-        ["response.created", "response.in_progress", "response.completed"],
-    )
+    check.equal("its events", [e["type"] for e in events],
+                ["response.created", "response.in_progress", "response.completed"])
     check.equal("no output", (last(events)["output"], last(events)["status"]), ([], "completed"))
     after = last(w.turn("Go on", previous_response_id=last(events)["id"], store=False))
     check.true("prepared", after["usage"]["input_tokens_details"]["cached_tokens"] > 12, after["usage"])
-    check.equal(
-        "the same answer",
-        plain(after["output"]),
-        plain(last(w.turn([*says, {"role": "user", "content": "Go on"}]))["output"]),
-    )
+    check.equal("the same answer", plain(after["output"]),
+                plain(last(w.turn([*says, {"role": "user", "content": "Go on"}]))["output"]))
     got = s.ok(RESPONSES, {"input": "Hello", "generate": False})
     check.equal("as a request", (got["output"], got["status"]), ([], "completed"))
     w.close()
@@ -234,15 +211,11 @@ def test_faults(s):
     for event, want in (
         ({"type": "response.cancel"}, ("error", 400, "invalid_value", "type")),
         ({"input": "Hello"}, ("error", 400, "invalid_value", "type")),
-        (
-            {"type": "response.create", "stream_id": "a", "input": "Hello"},
-            ("error", 400, "unsupported_parameter", "stream_id"),
-        ),
+        ({"type": "response.create", "stream_id": "a", "input": "Hello"},
+         ("error", 400, "unsupported_parameter", "stream_id")),
         ({"type": "response.create", "input": 5}, ("error", 400, "invalid_type", "input")),
-        (
-            {"type": "response.create", "input": "x", "model": "other"},
-            ("error", 404, "model_not_found", "model"),
-        ),
+        ({"type": "response.create", "input": "x", "model": "other"},
+         ("error", 404, "model_not_found", "model")),
         ("nonsense", ("error", 400, "invalid_json", None)),
         ("", ("error", 400, "invalid_json", None)),
         ("[]", ("error", 400, "invalid_json", None)),
@@ -256,11 +229,8 @@ def test_faults(s):
         ("no UTF-8", lambda x: x.frame(TEXT, b"\xff\xfe"), 1007),
         ("unmasked", lambda x: x.frame(TEXT, b"{}", masked=False), 1002),
         ("an unknown opcode", lambda x: x.frame(3, b""), 1002),
-        (
-            "too long",
-            lambda x: x.socket.sendall(b"\x81\xff" + struct.pack(">Q", 1 << 40) + b"abcd" + b"x"),
-            1009,
-        ),
+        ("too long", lambda x: x.socket.sendall(b"\x81\xff" + struct.pack(">Q", 1 << 40) + b"abcd" + b"x"),
+         1009),
         ("the client's own close", lambda x: x.frame(CLOSE, struct.pack(">H", 1000)), 1000),
     ):
         w = Socket(s)
@@ -287,12 +257,8 @@ def test_frames(s):
     check.equal("a message in parts", plain(got), plain(w.turn()))
     for n in range(3):
         w.send(
-            {
-                "type": "response.create",
-                "input": f"Hello {n}",
-                "max_output_tokens": 4 + n,
-                "metadata": {"n": str(n)},
-            }
+            {"type": "response.create", "input": f"Hello {n}", "max_output_tokens": 4 + n,
+             "metadata": {"n": str(n)}}
         )
     check.equal("one after the other", [last(w.events())["metadata"]["n"] for _ in range(3)], ["0", "1", "2"])
     long = last(w.turn("word " * 900, max_output_tokens=16))
@@ -346,12 +312,8 @@ def test_keys(binary, demo):
         with open(os.path.join(folder, "keys"), "w") as f:
             f.write("one\n")
         s = Server(binary, demo, "--api-key-file", f.name)
-        for headers, status in (
-            ({}, 401),
-            ({"Authorization": "Bearer two"}, 401),
-            ({"Authorization": "Bearer one"}, 101),
-            ({"x-api-key": "one"}, 101),
-        ):
+        for headers, status in (({}, 401), ({"Authorization": "Bearer two"}, 401),
+                                ({"Authorization": "Bearer one"}, 101), ({"x-api-key": "one"}, 101)):
             w = Socket(s, headers)
             check.equal(f"{headers}", w.status, status)
             if status == 101:
@@ -383,11 +345,8 @@ def test_compact(s):
     asked = {"model": model, "max_output_tokens": 40, "temperature": 0}
     after = s.ok(RESPONSES, {**asked, "input": [*got["output"], user("Go on")]})
     count = s.ok(RESPONSES + "/input_tokens", {"input": [rules, user("Go on")]})["input_tokens"]
-    check.true(
-        "the summary is in the prompt",
-        after["usage"]["input_tokens"] > count + len(sealed) // 8,
-        after["usage"],
-    )
+    check.true("the summary is in the prompt", after["usage"]["input_tokens"] > count + len(sealed) // 8,
+               after["usage"])
     w = Socket(s)
     over = last(w.turn([*got["output"], user("Go on")], store=False))
     check.equal("over a WebSocket", plain(over["output"]), plain(after["output"]))
@@ -404,17 +363,9 @@ def test_compact(s):
 
 def run(args):
     s = Server(args.binary, args.demo)
-    tests = (
-        (test_opening, s),
-        (test_turns, s),
-        (test_warm_up, s),
-        (test_faults, s),
-        (test_frames, s),
-        (test_compact, s),
-        (test_parts, args.binary, args.demo),
-        (test_running, args.binary, args.demo),
-        (test_keys, args.binary, args.demo),
-    )
+    tests = ((test_opening, s), (test_turns, s), (test_warm_up, s), (test_faults, s), (test_frames, s),
+             (test_compact, s), (test_parts, args.binary, args.demo), (test_running, args.binary, args.demo),
+             (test_keys, args.binary, args.demo))
     for function, *given in tests:
         if not args.only or function.__name__[5:] in args.only:
             check.run(function, *given)

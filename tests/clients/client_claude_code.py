@@ -19,26 +19,19 @@ def tool(name, **properties):
     return {
         "name": name,
         "description": f"Does {name}.",
-        "input_schema": {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        },
+        "input_schema": {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
+                         "properties": properties, "required": list(properties),
+                         "additionalProperties": False},
     }
 
 
 TEXT = {"type": "string", "description": "A text."}
 LONG = "mcp__a_server_with_a_long_name__" + "a_tool_with_a_longer_name_" * 3
-TOOLS = [
-    tool("Bash", command=TEXT),
-    tool("Read", file_path=TEXT),
-    tool("Edit", file_path=TEXT, new_string=TEXT),
-    {**tool(LONG, n={"type": "integer"}), "defer_loading": True},
-    {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-    {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
-]
+TOOLS = [tool("Bash", command=TEXT), tool("Read", file_path=TEXT),
+         tool("Edit", file_path=TEXT, new_string=TEXT),
+         {**tool(LONG, n={"type": "integer"}), "defer_loading": True},
+         {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+         {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}]
 _requests = []
 
 
@@ -52,18 +45,9 @@ def request(messages, **more):
         + " ".join(f"Rule {i}: read before you write." for i in range(60)),
     ]
     system = [{"type": "text", "text": t, **(CACHED if i else {})} for i, t in enumerate(texts)]
-    return {
-        "model": MODEL,
-        "max_tokens": 60,
-        "system": system,
-        "messages": messages,
-        "tools": TOOLS,
-        "metadata": {"user_id": '{"device_id":"x","session_id":"y"}'},
-        "thinking": {"type": "adaptive"},
-        "output_config": {"effort": "high"},
-        "context_management": {"edits": []},
-        **more,
-    }
+    return {"model": MODEL, "max_tokens": 60, "system": system, "messages": messages, "tools": TOOLS,
+            "metadata": {"user_id": '{"device_id":"x","session_id":"y"}'}, "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"}, "context_management": {"edits": []}, **more}
 
 
 def read(events):
@@ -117,19 +101,11 @@ def calls():
         content, usage, texts = read(stream("/v1/messages?beta=true", body, HEADERS))
         use = content[-1]
         assert (use["type"], use["name"]) == ("tool_use", name) and texts, content
-        results = [
-            {"type": "text", "text": "done"},
-            {"type": "tool_reference", "tool_name": LONG},
-            *image(),
-        ]
+        results = [{"type": "text", "text": "done"}, {"type": "tool_reference", "tool_name": LONG}, *image()]
         messages += [
             {"role": "assistant", "content": content},
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": use["id"], "content": results, **CACHED}
-                ],
-            },
+            {"role": "user",
+             "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": results, **CACHED}]},
         ]
         if len(messages) > 3:
             cached, n = read_tokens(usage)

@@ -30,12 +30,8 @@ def function(name, **properties):
         "name": name,
         "description": f"Does {name}.",
         "strict": False,
-        "parameters": {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        },
+        "parameters": {"type": "object", "properties": properties, "required": list(properties),
+                       "additionalProperties": False},
     }
 
 
@@ -46,27 +42,17 @@ TOOLS = [
         "update_plan", plan={"type": "array", "items": {"type": "object", "properties": {"step": TEXT}}}
     ),
     function("view_image", path=TEXT),
-    {
-        "type": "custom",
-        "name": "apply_patch",
-        "description": "Edits files.",
-        "format": {"type": "grammar", "syntax": "lark", "definition": LARK},
-    },
+    {"type": "custom", "name": "apply_patch", "description": "Edits files.",
+     "format": {"type": "grammar", "syntax": "lark", "definition": LARK}},
     {
         "type": "namespace",
         "name": "mcp__docs",
         "description": "Documents.",
-        "tools": [
-            {**function("find", query=TEXT), "defer_loading": True},
-            function("open", id={"type": "integer"}),
-        ],
+        "tools": [{**function("find", query=TEXT), "defer_loading": True},
+                  function("open", id={"type": "integer"})],
     },
-    {
-        "type": "tool_search",
-        "execution": "client",
-        "description": "Finds tools.",
-        "parameters": {"type": "object", "properties": {"query": TEXT}},
-    },
+    {"type": "tool_search", "execution": "client", "description": "Finds tools.",
+     "parameters": {"type": "object", "properties": {"query": TEXT}}},
     {"type": "web_search", "external_web_access": False},
     {"type": "image_generation", "output_format": "png"},
     {"type": "local_shell"},
@@ -77,23 +63,11 @@ INSTRUCTIONS = "You are Codex, a coding agent in a terminal. " + " ".join(
 
 
 def request(items, **more):
-    return {
-        "model": MODEL,
-        "instructions": INSTRUCTIONS,
-        "input": items,
-        "tools": TOOLS,
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "0199-a",
-        "text": {"verbosity": "low"},
-        "service_tier": "priority",
-        "max_output_tokens": 60,
-        **more,
-    }
+    return {"model": MODEL, "instructions": INSTRUCTIONS, "input": items, "tools": TOOLS,
+            "tool_choice": "auto", "parallel_tool_calls": True,
+            "reasoning": {"effort": "medium", "summary": "auto"}, "store": False, "stream": True,
+            "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0199-a",
+            "text": {"verbosity": "low"}, "service_tier": "priority", "max_output_tokens": 60, **more}
 
 
 def message(role, *parts):
@@ -135,10 +109,8 @@ def read(events):
 
 def turns():
     shown_image = [{"type": "input_image", "image_url": IMAGE}] if SEES else []
-    items = [
-        message("developer", text("<permissions>none</permissions>"), text("Be brief.")),
-        message("user", text("<environment_context>cwd: /tmp</environment_context>")),
-    ]
+    items = [message("developer", text("<permissions>none</permissions>"), text("Be brief.")),
+             message("user", text("<environment_context>cwd: /tmp</environment_context>"))]
     cached = []
     for turn in range(3):
         items.append(message("user", text(f"Turn {turn}: what is this?"), *shown_image))
@@ -156,11 +128,9 @@ def turns():
 def calls():
     """Each kind of call, forced; its result goes back, and the next request finds its prefix cached."""
     items = [message("user", text("Do it."))]
-    wanted = [
-        ("custom_tool_call", {"type": "custom", "name": "apply_patch"}),
-        ("function_call", {"type": "function", "name": "mcp__docs__open"}),
-        ("function_call", {"type": "function", "name": "view_image"}),
-    ]
+    wanted = [("custom_tool_call", {"type": "custom", "name": "apply_patch"}),
+              ("function_call", {"type": "function", "name": "mcp__docs__open"}),
+              ("function_call", {"type": "function", "name": "view_image"})]
     for i, (kind, choice) in enumerate(wanted):
         answer, usage = read(stream("/v1/responses", request(items, tool_choice=choice)))
         call = answer[-1]
@@ -201,21 +171,10 @@ def websocket():
 
 def models():
     """codex-rs/protocol/src/openai_models.rs: fields without a default must be there."""
-    fields = [
-        "slug",
-        "display_name",
-        "supported_reasoning_levels",
-        "shell_type",
-        "visibility",
-        "supported_in_api",
-        "priority",
-        "base_instructions",
-        "supports_reasoning_summaries",
-        "support_verbosity",
-        "truncation_policy",
-        "supports_parallel_tool_calls",
-        "experimental_supported_tools",
-    ]
+    fields = ["slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
+              "supported_in_api", "priority", "base_instructions", "supports_reasoning_summaries",
+              "support_verbosity", "truncation_policy", "supports_parallel_tool_calls",
+              "experimental_supported_tools"]
     for model in get("/v1/models?client_version=0.145.0")["models"]:
         assert all(model[f] is not None for f in fields), model
         assert model["context_window"] > 0 and ("image" in model["input_modalities"]) == SEES, model

@@ -14,14 +14,10 @@ DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\
 LEAVES = [
     lambda: dict(TEXT),
     lambda: {"type": "string", "enum": ["open", "closed", "all"], "default": "open"},
-    lambda: {
-        "type": "string",
-        "format": random_.choice(["uri", "date-time", "email", "uuid", "date", "duration"]),
-    },
-    lambda: {
-        "type": "string",
-        "pattern": random_.choice([EMAIL, DURATION, r"^\S+$", r"(?i)^[a-f0-9]{40}$", r"\bword\b"]),
-    },
+    lambda: {"type": "string",
+             "format": random_.choice(["uri", "date-time", "email", "uuid", "date", "duration"])},
+    lambda: {"type": "string",
+             "pattern": random_.choice([EMAIL, DURATION, r"^\S+$", r"(?i)^[a-f0-9]{40}$", r"\bword\b"])},
     lambda: {"type": "string", "format": "email", "pattern": EMAIL},
     lambda: {"type": "string", "pattern": "^(\\p{Extended_Pictographic}|\\p{Emoji_Component})+$"},
     lambda: {"type": "string", "minLength": 1, "maxLength": 200, "contentEncoding": "base64"},
@@ -49,62 +45,32 @@ def value(depth):
             "type": "array",
             "items": value(depth + 1),
             **random_.choice(
-                [
-                    {},
-                    {"minItems": 1},
-                    {"maxItems": 5},
-                    {"uniqueItems": True},
-                    {"minItems": 2, "maxItems": 2},
-                ]
+                [{}, {"minItems": 1}, {"maxItems": 5}, {"uniqueItems": True}, {"minItems": 2, "maxItems": 2}]
             ),
         }
     if kind < 0.76:
         return {"type": "array", "prefixItems": [value(depth + 1), value(depth + 1)], "items": False}
     if kind < 0.8:
-        return {
-            "type": "object",
-            "additionalProperties": value(depth + 1),
-            "propertyNames": {"pattern": "^[a-z_]+$"},
-        }
+        return {"type": "object", "additionalProperties": value(depth + 1),
+                "propertyNames": {"pattern": "^[a-z_]+$"}}
     if kind < 0.84:
         return {
             "oneOf": [
-                {
-                    "type": "object",
-                    "properties": {"kind": {"const": k}, "v": value(depth + 1)},
-                    "required": ["kind"],
-                }
+                {"type": "object", "properties": {"kind": {"const": k}, "v": value(depth + 1)},
+                 "required": ["kind"]}
                 for k in "ab"
             ],
             "discriminator": {"propertyName": "kind"},
         }
     if kind < 0.88:
         return {"anyOf": [value(depth + 1), value(depth + 1)]}
-    return {
-        **fields(depth + 1),
-        **random_.choice([{}, {"title": "Part"}, {"unevaluatedProperties": False}]),
-    }
+    return {**fields(depth + 1), **random_.choice([{}, {"title": "Part"}, {"unevaluatedProperties": False}])}
 
 
 def fields(depth):
     names = random_.sample(
-        [
-            "query",
-            "path",
-            "owner",
-            "repo",
-            "page",
-            "perPage",
-            "labels",
-            "body",
-            "in-reply-to",
-            "$filter",
-            "größe",
-            "from",
-            "ids[]",
-            "options",
-            "kind.of",
-        ],
+        ["query", "path", "owner", "repo", "page", "perPage", "labels", "body", "in-reply-to", "$filter",
+         "größe", "from", "ids[]", "options", "kind.of"],
         random_.randint(0, 6),
     )
     schema = {"type": "object", "properties": {n: value(depth) for n in names}}
@@ -117,11 +83,8 @@ def fields(depth):
 def parameters():
     top = {
         **random_.choice(
-            [
-                {},
-                {"$schema": "http://json-schema.org/draft-07/schema#"},
-                {"$schema": "https://json-schema.org/draft/2020-12/schema"},
-            ]
+            [{}, {"$schema": "http://json-schema.org/draft-07/schema#"},
+             {"$schema": "https://json-schema.org/draft/2020-12/schema"}]
         ),
         **fields(0),
     }
@@ -129,30 +92,20 @@ def parameters():
     if len(names) > 1:
         top.update(
             random_.choice(
-                [
-                    {},
-                    {},
-                    {},
-                    {"dependentRequired": {names[0]: [names[1]]}},
-                    {"anyOf": [{"required": [names[0]]}, {"required": [names[1]]}]},
-                    {"if": {"required": [names[0]]}, "then": {"required": [names[1]]}},
-                    {"minProperties": 1},
-                    {"not": {"required": names[:2]}},
-                ]
+                [{}, {}, {}, {"dependentRequired": {names[0]: [names[1]]}},
+                 {"anyOf": [{"required": [names[0]]}, {"required": [names[1]]}]},
+                 {"if": {"required": [names[0]]}, "then": {"required": [names[1]]}}, {"minProperties": 1},
+                 {"not": {"required": names[:2]}}]
             )
         )
-    node = {
-        "type": "object",
-        "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Node"}}},
-    }
+    node = {"type": "object",
+            "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Node"}}}}
     return {**top, "$defs": {"Node": node, "Color": {"type": "string", "enum": ["red", "blue"]}}}
 
 
 TOOLS = [(f"tool_{i}", parameters()) for i in range(200)]
-PLAIN = (
-    "plain",
-    {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]},
-)
+PLAIN = ("plain",
+         {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]})
 ASKED = [{"role": "user", "content": "Hi."}]
 
 
@@ -177,17 +130,10 @@ def responses(tools, choice):
 
 
 def messages(tools, choice):
-    kinds = {
-        "named": {"type": "tool", "name": "plain"},
-        "required": {"type": "any"},
-        "auto": {"type": "auto"},
-    }
-    return "/v1/messages", {
-        "messages": ASKED,
-        "max_tokens": 4,
-        "tool_choice": kinds[choice],
-        "tools": [{"name": n, "input_schema": p} for n, p in tools],
-    }
+    kinds = {"named": {"type": "tool", "name": "plain"}, "required": {"type": "any"},
+             "auto": {"type": "auto"}}
+    return "/v1/messages", {"messages": ASKED, "max_tokens": 4, "tool_choice": kinds[choice],
+                            "tools": [{"name": n, "input_schema": p} for n, p in tools]}
 
 
 def check(choice):

@@ -42,13 +42,8 @@ def text_of(reply):
 
 def docling():
     """Granite-Docling's options for vLLM; a page is RGBA. Streamed, with a header of its own."""
-    body = {
-        "messages": [message(url(mode="RGBA"), "Convert this page to docling.")],
-        "model": MODEL,
-        "max_tokens": 40,
-        "skip_special_tokens": False,
-        "temperature": 0.0,
-    }
+    body = {"messages": [message(url(mode="RGBA"), "Convert this page to docling.")], "model": MODEL,
+            "max_tokens": 40, "skip_special_tokens": False, "temperature": 0.0}
     whole = text_of(post(CHAT, body))
     headers = {"Accept": "text/event-stream", "X-Temperature": "0.0"}
     assert stream_chat(CHAT, body, headers) == whole
@@ -65,16 +60,9 @@ def mineru():
     block = {"presence_penalty": 1.0, "frequency_penalty": 0.05}
     system = {"role": "system", "content": "You are a helpful assistant."}
     for prompt, penalties in (("\nLayout Detection:", layout), ("\nText Recognition:", block)):
-        body = {
-            "model": MODEL,
-            "messages": [system, message(url(), prompt)],
-            "priority": 0,
-            **plain,
-            **penalties,
-            "vllm_xargs": {"no_repeat_ngram_size": 100, "debug": False},
-            "max_completion_tokens": 40,
-            "skip_special_tokens": False,
-        }
+        body = {"model": MODEL, "messages": [system, message(url(), prompt)], "priority": 0, **plain,
+                **penalties, "vllm_xargs": {"no_repeat_ngram_size": 100, "debug": False},
+                "max_completion_tokens": 40, "skip_special_tokens": False}
         assert text_of(post(CHAT, body)) == stream_chat(CHAT, body)
     # Tokens such as <|box_start|> are special and still in the text: its layout is read from them.
     mark = "<|vision_start|>"
@@ -117,14 +105,9 @@ def paddleocr():
     model = client.models.list().data[0].id
     more = {"skip_special_tokens": True, "repetition_penalty": 1.0}
     more["mm_processor_kwargs"] = {"min_pixels": 3136, "max_pixels": 100352}
-    reply = client.chat.completions.create(
-        model=model,
-        messages=[message(url("jpeg"), "OCR:")],
-        temperature=0,
-        max_completion_tokens=40,
-        extra_body=more,
-        timeout=600,
-    )
+    reply = client.chat.completions.create(model=model, messages=[message(url("jpeg"), "OCR:")],
+                                           temperature=0, max_completion_tokens=40, extra_body=more,
+                                           timeout=600)
     assert reply.choices[0].message.content
 
 
@@ -141,14 +124,9 @@ def lighton_ocr():
     """The page alone."""
     client = openai.OpenAI(base_url=HOST + "/v1", api_key="EMPTY")
     page = {"role": "user", "content": message(url(), "")["content"][:1]}
-    reply = client.chat.completions.create(
-        model=client.models.list().data[0].id,
-        messages=[page],
-        temperature=0.2,
-        top_p=0.9,
-        max_tokens=20,
-        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
-    )
+    reply = client.chat.completions.create(model=client.models.list().data[0].id, messages=[page],
+                                           temperature=0.2, top_p=0.9, max_tokens=20,
+                                           extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert reply.choices[0].message.content
 
 

@@ -71,11 +71,8 @@ def structured():
 
 def tools():
     call = ollama.Message.ToolCall(function={"name": "show", "arguments": {"city": "Oslo", "rank": 2}})
-    turns = [
-        *HELLO,
-        ollama.Message(role="assistant", tool_calls=[call]),
-        {"role": "tool", "tool_name": "show", "content": show(**call.function.arguments)},
-    ]
+    turns = [*HELLO, ollama.Message(role="assistant", tool_calls=[call]),
+             {"role": "tool", "tool_name": "show", "content": show(**call.function.arguments)}]
     assert client.chat(MODEL, turns, tools=[show], options=OPTIONS).done
     calls = [{"name": "show", "args": {"city": "Oslo"}, "id": "1", "type": "tool_call"}]
     turns = [HumanMessage("Hello!"), AIMessage("", tool_calls=calls), ToolMessage("Oslo 1", tool_call_id="1")]
@@ -103,10 +100,8 @@ def images():
     answer = client.chat(
         MODEL, [{"role": "user", "content": QUESTION, "images": [IMAGE_BASE64]}], options=OPTIONS
     )
-    content = [
-        {"type": "image_url", "image_url": f"data:image/png;base64,{IMAGE_BASE64}"},
-        {"type": "text", "text": QUESTION},
-    ]
+    content = [{"type": "image_url", "image_url": f"data:image/png;base64,{IMAGE_BASE64}"},
+               {"type": "text", "text": QUESTION}]
     assert ChatOllama(**FIELDS, num_predict=40).invoke([HumanMessage(content)]).text == answer.message.content
 
 

@@ -12,11 +12,8 @@ NUMBER, LIST, OBJECT = (int, float), list, dict
 NULL = type(None)
 STATUS = ("in_progress", "completed", "incomplete")
 # A type, a tuple of types, or a function that checks.
-FORMATS = {
-    "text": {},
-    "json_object": {},
-    "json_schema": {"name": str, "description": (str, NULL), "strict": bool},
-}
+FORMATS = {"text": {}, "json_object": {},
+           "json_schema": {"name": str, "description": (str, NULL), "strict": bool}}
 
 
 def fits(value, shape, where):
@@ -28,12 +25,8 @@ def fits(value, shape, where):
 
 
 def part_fits(part, where):
-    kinds = {
-        "output_text": {"text": str, "annotations": LIST},
-        "reasoning_text": {"text": str},
-        "input_text": {"text": str},
-        "refusal": {"refusal": str},
-    }
+    kinds = {"output_text": {"text": str, "annotations": LIST}, "reasoning_text": {"text": str},
+             "input_text": {"text": str}, "refusal": {"refusal": str}}
     fits(part, kinds[part["type"]], where)
     for entry in part.get("logprobs", []):
         fits(entry, {"token": str, "logprob": NUMBER, "bytes": LIST, "top_logprobs": LIST}, where)
@@ -42,12 +35,9 @@ def part_fits(part, where):
 
 
 def item_fits(item, where):
-    kinds = {
-        "message": {"id": str, "role": str, "content": LIST},
-        "reasoning": {"id": str, "summary": LIST},
-        "function_call": {"id": str, "call_id": str, "name": str, "arguments": str},
-        "compaction": {"id": str, "encrypted_content": str},
-    }
+    kinds = {"message": {"id": str, "role": str, "content": LIST}, "reasoning": {"id": str, "summary": LIST},
+             "function_call": {"id": str, "call_id": str, "name": str, "arguments": str},
+             "compaction": {"id": str, "encrypted_content": str}}
     fits(item, kinds[item["type"]], where)
     assert item["type"] == "compaction" or item["status"] in STATUS, item
     for part in item.get("content", []):
@@ -63,40 +53,15 @@ def usage_fits(usage):
 def response_fits(r):
     fits(
         r,
-        {
-            "id": str,
-            "object": str,
-            "created_at": int,
-            "completed_at": (int, NULL),
-            "status": str,
-            "incomplete_details": (OBJECT, NULL),
-            "model": str,
-            "previous_response_id": (str, NULL),
-            "instructions": (str, NULL),
-            "output": LIST,
-            "error": (OBJECT, NULL),
-            "tools": LIST,
-            "tool_choice": (str, OBJECT),
-            "truncation": str,
-            "parallel_tool_calls": bool,
-            "text": OBJECT,
-            "top_p": NUMBER,
-            "presence_penalty": NUMBER,
-            "frequency_penalty": NUMBER,
-            "top_logprobs": int,
-            "temperature": NUMBER,
-            "reasoning": (OBJECT, NULL),
-            "usage": (OBJECT, NULL),
-            "max_output_tokens": (int, NULL),
-            "max_tool_calls": (int, NULL),
-            "store": bool,
-            "background": bool,
-            "service_tier": str,
-            "metadata": OBJECT,
-            "safety_identifier": (str, NULL),
-            "prompt_cache_key": (str, NULL),
-            "user": (str, NULL),
-        },
+        {"id": str, "object": str, "created_at": int, "completed_at": (int, NULL), "status": str,
+         "incomplete_details": (OBJECT, NULL), "model": str, "previous_response_id": (str, NULL),
+         "instructions": (str, NULL), "output": LIST, "error": (OBJECT, NULL), "tools": LIST,
+         "tool_choice": (str, OBJECT), "truncation": str, "parallel_tool_calls": bool, "text": OBJECT,
+         "top_p": NUMBER, "presence_penalty": NUMBER, "frequency_penalty": NUMBER, "top_logprobs": int,
+         "temperature": NUMBER, "reasoning": (OBJECT, NULL), "usage": (OBJECT, NULL),
+         "max_output_tokens": (int, NULL), "max_tool_calls": (int, NULL), "store": bool, "background": bool,
+         "service_tier": str, "metadata": OBJECT, "safety_identifier": (str, NULL),
+         "prompt_cache_key": (str, NULL), "user": (str, NULL)},
         "response",
     )
     assert r["object"] == "response"
@@ -105,13 +70,8 @@ def response_fits(r):
     for tool in r["tools"]:
         fits(
             tool,
-            {
-                "type": str,
-                "name": str,
-                "description": (str, NULL),
-                "parameters": (OBJECT, NULL),
-                "strict": (bool, NULL),
-            },
+            {"type": str, "name": str, "description": (str, NULL), "parameters": (OBJECT, NULL),
+             "strict": (bool, NULL)},
             "tool",
         )
     if isinstance(r["tool_choice"], str):
@@ -125,16 +85,14 @@ def response_fits(r):
 
 ITEM = {"item_id": str, "output_index": int}
 IN_ITEM = {**ITEM, "content_index": int}
-EVENTS = {
-    "response.output_item.added": {"output_index": int, "item": OBJECT},
-    "response.output_item.done": {"output_index": int, "item": OBJECT},
-    "response.content_part.added": {**IN_ITEM, "part": OBJECT},
-    "response.content_part.done": {**IN_ITEM, "part": OBJECT},
-    "response.output_text.delta": {**IN_ITEM, "delta": str, "logprobs": LIST},
-    "response.output_text.done": {**IN_ITEM, "text": str, "logprobs": LIST},
-    "response.function_call_arguments.delta": {**ITEM, "delta": str},
-    "response.function_call_arguments.done": {**ITEM, "arguments": str},
-}
+EVENTS = {"response.output_item.added": {"output_index": int, "item": OBJECT},
+          "response.output_item.done": {"output_index": int, "item": OBJECT},
+          "response.content_part.added": {**IN_ITEM, "part": OBJECT},
+          "response.content_part.done": {**IN_ITEM, "part": OBJECT},
+          "response.output_text.delta": {**IN_ITEM, "delta": str, "logprobs": LIST},
+          "response.output_text.done": {**IN_ITEM, "text": str, "logprobs": LIST},
+          "response.function_call_arguments.delta": {**ITEM, "delta": str},
+          "response.function_call_arguments.done": {**ITEM, "arguments": str}}
 
 
 def streamed(body):
@@ -177,11 +135,8 @@ WEATHER = {
     "parameters": {
         "type": "object",
         "properties": {
-            "location": {
-                "type": "string",
-                "maxLength": 12,
-                "description": "The city and state, e.g. San Francisco, CA",
-            }
+            "location": {"type": "string", "maxLength": 12,
+                         "description": "The city and state, e.g. San Francisco, CA"}
         },
         "required": ["location"],
     },
@@ -205,11 +160,8 @@ def streaming_response():
 
 def system_prompt():
     for role in ("system", "developer"):
-        pirate = {
-            "type": "message",
-            "role": role,
-            "content": "You are a pirate. Always respond in pirate speak.",
-        }
+        pirate = {"type": "message", "role": role,
+                  "content": "You are a pirate. Always respond in pirate speak."}
         completed(asked(pirate, user("Say hello.")))
     completed(asked(user("Say hello."), instructions="You are a pirate."))
 
@@ -224,12 +176,8 @@ def tool_calling():
     choice = {"type": "function", "name": "get_weather"}
     completed(asked(SUNNY, tools=[WEATHER], tool_choice=choice, max_output_tokens=200), "function_call")
     completed(
-        asked(
-            SUNNY,
-            tools=[WEATHER],
-            max_output_tokens=200,
-            tool_choice={"type": "allowed_tools", "tools": [choice], "mode": "required"},
-        ),
+        asked(SUNNY, tools=[WEATHER], max_output_tokens=200,
+              tool_choice={"type": "allowed_tools", "tools": [choice], "mode": "required"}),
         "function_call",
     )
     completed(asked(SUNNY, tools=[WEATHER], tool_choice="none"))
@@ -238,12 +186,10 @@ def tool_calling():
 def tool_calling_streaming():
     _, events = streamed(asked(SUNNY, tools=[WEATHER], tool_choice="required", max_output_tokens=200))
     kinds = {(e["type"], e.get("item", {}).get("type")) for e in events}
-    for kind in (
-        ("response.output_item.added", "function_call"),
-        ("response.output_item.done", "function_call"),
-        ("response.function_call_arguments.delta", None),
-        ("response.function_call_arguments.done", None),
-    ):
+    for kind in (("response.output_item.added", "function_call"),
+                 ("response.output_item.done", "function_call"),
+                 ("response.function_call_arguments.delta", None),
+                 ("response.function_call_arguments.done", None)):
         assert kind in kinds, kind
 
 
@@ -270,11 +216,9 @@ def assistant_phase():
     """And what the phase of a message of the model's own would be checked for: it has none."""
     said = {"type": "message", "role": "assistant"}
     r = completed(
-        asked(
-            {**said, "phase": "commentary", "content": "I should answer with the saved number."},
-            {**said, "phase": "final_answer", "content": "The number is four."},
-            user("Repeat only the number."),
-        )
+        asked({**said, "phase": "commentary", "content": "I should answer with the saved number."},
+              {**said, "phase": "final_answer", "content": "The number is four."},
+              user("Repeat only the number."))
     )
     assert all(i.get("phase", "final_answer") == "final_answer" for i in r["output"]), r["output"]
 
@@ -332,10 +276,8 @@ def websocket_failed_continuation_evicts_cache():
         fails(stale, "previous_response_not_found")
 
 
-LAUNCH = [
-    user("We agreed to launch on Tuesday and notify support first."),
-    {"type": "message", "role": "assistant", "content": "Understood. The launch is Tuesday."},
-]
+LAUNCH = [user("We agreed to launch on Tuesday and notify support first."),
+          {"type": "message", "role": "assistant", "content": "Understood. The launch is Tuesday."}]
 
 
 def compacted(items):
@@ -367,26 +309,12 @@ def compact_missing_model():
 def fields():
     """Every field of a request is repeated or served."""
     r = completed(
-        asked(
-            user("Hi"),
-            metadata={"a": "b"},
-            temperature=0.5,
-            top_p=0.9,
-            presence_penalty=0.5,
-            frequency_penalty=0.25,
-            parallel_tool_calls=False,
-            max_tool_calls=2,
-            top_logprobs=2,
-            reasoning={"effort": "low", "summary": "auto"},
-            safety_identifier="s",
-            store=False,
-            prompt_cache_key="k",
-            truncation="disabled",
-            service_tier="auto",
-            background=False,
-            text={"format": {"type": "text"}, "verbosity": "low"},
-            include=["message.output_text.logprobs", "reasoning.encrypted_content"],
-        )
+        asked(user("Hi"), metadata={"a": "b"}, temperature=0.5, top_p=0.9, presence_penalty=0.5,
+              frequency_penalty=0.25, parallel_tool_calls=False, max_tool_calls=2, top_logprobs=2,
+              reasoning={"effort": "low", "summary": "auto"}, safety_identifier="s", store=False,
+              prompt_cache_key="k", truncation="disabled", service_tier="auto", background=False,
+              text={"format": {"type": "text"}, "verbosity": "low"},
+              include=["message.output_text.logprobs", "reasoning.encrypted_content"])
     )
     assert (r["metadata"], r["temperature"], r["presence_penalty"]) == ({"a": "b"}, 0.5, 0.5), r
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
@@ -394,25 +322,8 @@ def fields():
     completed(asked(user("Hi"), text={"format": form}))
 
 
-run(
-    "open_responses",
-    basic_response,
-    streaming_response,
-    system_prompt,
-    tool_calling,
-    tool_calling_streaming,
-    image_input,
-    multi_turn,
-    assistant_phase,
-    websocket_response,
-    websocket_sequential_responses,
-    websocket_continuation,
-    websocket_reconnect_store_false_recovery,
-    websocket_previous_response_not_found,
-    websocket_failed_continuation_evicts_cache,
-    websocket_compact_new_chain,
-    compact_response,
-    compact_missing_model,
-    previous_response,
-    fields,
-)
+run("open_responses", basic_response, streaming_response, system_prompt, tool_calling, tool_calling_streaming,
+    image_input, multi_turn, assistant_phase, websocket_response, websocket_sequential_responses,
+    websocket_continuation, websocket_reconnect_store_false_recovery, websocket_previous_response_not_found,
+    websocket_failed_continuation_evicts_cache, websocket_compact_new_chain, compact_response,
+    compact_missing_model, previous_response, fields)

@@ -27,12 +27,8 @@ def function(name, **properties):
 WEATHER = function("get_weather", location="City name")
 CALCULATE = function("calculate", expression="The expression to evaluate")
 SEARCH, LOCAL = function("search_web", query="What"), function("local_search", query="What")
-MCP = {
-    "type": "mcp",
-    "server_label": "deepwiki",
-    "server_url": "https://mcp.deepwiki.com/mcp",
-    "require_approval": "never",
-}
+MCP = {"type": "mcp", "server_label": "deepwiki", "server_url": "https://mcp.deepwiki.com/mcp",
+       "require_approval": "never"}
 
 
 def calls(response):
@@ -129,10 +125,8 @@ def structured_output():
     steps = {"type": "array", "items": step, "minItems": 1, "maxItems": 2}
     tutor = {"steps": steps, "final_answer": {"type": "string", "maxLength": 8}}
     tutor = {"type": "object", "properties": tutor, "required": list(tutor), "additionalProperties": False}
-    for name, schema, more in (
-        ("math_answer", {**answer_of, "required": ["answer"]}, {}),
-        ("math_reasoning", tutor, {"strict": True}),
-    ):
+    for name, schema, more in (("math_answer", {**answer_of, "required": ["answer"]}, {}),
+                               ("math_reasoning", tutor, {"strict": True})):
         form = {"type": "json_schema", "name": name, "schema": schema, **more}
         said = [{"role": "system", "content": "You solve."}, {"role": "user", "content": "8x + 7 = -23"}]
         r = client.responses.create(input=said, text={"format": form}, **{**SHORT, "max_output_tokens": 400})
@@ -159,10 +153,8 @@ def chaining():
     two = client.responses.create(input="What is my name?", previous_response_id=one.id, **SHORT)
     three = client.responses.create(input="What is my friend's?", previous_response_id=two.id, **SHORT)
     assert one.usage.input_tokens < two.usage.input_tokens < three.usage.input_tokens
-    for wrong in (
-        {"previous_response_id": "resp_invalid123"},
-        {"previous_response_id": one.id, "conversation": "c"},
-    ):
+    for wrong in ({"previous_response_id": "resp_invalid123"},
+                  {"previous_response_id": one.id, "conversation": "c"}):
         try:
             client.responses.create(input="Test", extra_body=wrong, **SHORT)
         except openai.BadRequestError:
@@ -209,10 +201,8 @@ def websocket_state():
         more = turn(input="Go on.", store=False, previous_response_id=kept["id"])[-1]["response"]
         assert more["status"] in OVER
         result = {"type": "function_call_output", "call_id": "call_1", "output": "{}"}
-        items = [
-            result,
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "On."}]},
-        ]
+        items = [result,
+                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "On."}]}]
         chain = turn(input=items, store=True, previous_response_id=kept["id"])[-1]["response"]
     for r in (kept, chain):
         got = client.responses.retrieve(r["id"])
@@ -237,22 +227,6 @@ def websocket_warm_up():
         assert answer(f"/v1/responses/{warm['id']}", method="GET")[0] == (200 if store else 404)
 
 
-run(
-    "sglang",
-    response,
-    response_stream,
-    error,
-    penalty,
-    tool_shapes,
-    tool_choices,
-    tool_choice_streaming,
-    function_call_in_two_turns,
-    structured_output,
-    create_and_get,
-    chaining,
-    item_events,
-    streamed_logprobs,
-    websocket_events,
-    websocket_state,
-    websocket_warm_up,
-)
+run("sglang", response, response_stream, error, penalty, tool_shapes, tool_choices, tool_choice_streaming,
+    function_call_in_two_turns, structured_output, create_and_get, chaining, item_events, streamed_logprobs,
+    websocket_events, websocket_state, websocket_warm_up)

@@ -14,24 +14,15 @@ sys.path.insert(0, os.path.join(root, "tests/api"))
 from harness import Server  # noqa: E402
 
 # Each in an environment of its own: they ask for different versions of the package openai.
-CLIENTS = {
-    "openai": ["openai[realtime]==3.54.0", "pydantic==2.14.3"],
-    "anthropic": ["anthropic==2.12.0"],
-    "agents": ["openai-agents==0.24.0"],
-    "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
-    "smolagents": ["smolagents==1.26.0", "openai==3.54.0"],
-    "langchain": ["langchain-openai==1.7.3"],
-    "instructor": ["instructor==1.17.0"],
-    "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
-    "llm": ["llm==0.36"],
-    "ollama": ["ollama==0.6.3", "langchain-ollama==1.1.0", "pydantic==2.14.3"],
-    "codex": ["pydantic==2.14.3", "websockets==17.4"],
-    "claude_code": ["pydantic==2.14.3"],
-    "open_responses": ["pydantic==2.14.3", "websockets==17.4"],
-    "ocr": ["openai==3.54.0", "pillow", "pydantic==2.14.3"],
-    "sglang": ["openai==3.54.0", "websockets==17.4"],
-    "mcp_tools": ["pydantic==2.14.3"],
-}
+CLIENTS = {"openai": ["openai[realtime]==3.54.0", "pydantic==2.14.3"], "anthropic": ["anthropic==2.12.0"],
+           "agents": ["openai-agents==0.24.0"], "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
+           "smolagents": ["smolagents==1.26.0", "openai==3.54.0"], "langchain": ["langchain-openai==1.7.3"],
+           "instructor": ["instructor==1.17.0"], "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
+           "llm": ["llm==0.36"], "ollama": ["ollama==0.6.3", "langchain-ollama==1.1.0", "pydantic==2.14.3"],
+           "codex": ["pydantic==2.14.3", "websockets==17.4"], "claude_code": ["pydantic==2.14.3"],
+           "open_responses": ["pydantic==2.14.3", "websockets==17.4"],
+           "ocr": ["openai==3.54.0", "pillow", "pydantic==2.14.3"],
+           "sglang": ["openai==3.54.0", "websockets==17.4"], "mcp_tools": ["pydantic==2.14.3"]}
 
 
 def environment(client):
