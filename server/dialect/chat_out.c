@@ -1,8 +1,6 @@
 /* What responses of /v1/chat/completions have of their own. */
 #include "server/dialect/openai.h"
 
-#include "server/http/request.h"
-
 /* "id":..,"type":"function","function":{"name":..,"arguments":<text>} without the opening brace */
 static void call_write(struct json_writer *o, struct chat_call *call, const char *arguments, size_t len)
 {
@@ -96,7 +94,7 @@ const struct openai_form openai_chat = {.id = "chatcmpl-",
 void chat_head(struct generation *g)
 {
     for (uint32_t i = 0; i < g->choice_count; i++) {
-        struct json_writer o = {.buf = &g->r->response.out};
+        struct json_writer o = {.buf = g->out};
         openai_chunk_begin(&o, &g->choices[i]);
         jw_put(&o, ",\"delta\":{\"role\":%s", g->response_role ? g->response_role : "assistant");
         /* Clients concatenate strings of one key: null if there may be only calls. */

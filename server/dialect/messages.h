@@ -21,6 +21,6 @@ void messages_write_response(struct json_writer *o, struct choice *c);
 void messages_head(struct generation *g);
 void messages_delta(struct choice *c, const struct delta *delta);
 void messages_tail(struct choice *c);
-void messages_error(struct request *r);
+void messages_error(struct generation *g);
 
 #endif

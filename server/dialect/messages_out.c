@@ -2,8 +2,7 @@
 #include "server/dialect/messages.h"
 
 #include "server/json/fields.h"
-#include "server/http/request.h"
-#include "server/http/stream.h"
+#include "server/json/sse.h"
 
 #include <string.h>
 
@@ -56,9 +55,8 @@ static void usage(struct json_writer *o, const struct generation *g, bool begin)
 
 static void message_begin(struct json_writer *o, const struct generation *g)
 {
-    const struct request *r = g->r;
     jw_text(o, "{\"id\":\"msg_");
-    jw_text(o, r->http.id); /* its alphabet needs no escape */
+    jw_text(o, g->caller.id); /* its alphabet needs no escape */
     jw_put(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[", gen_model(g));
 }
 
@@ -100,7 +98,7 @@ static void event_begin(struct json_writer *o, const char *type)
 
 void messages_head(struct generation *g)
 {
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     event_begin(&o, "message_start");
     jw_text(&o, ",\"message\":");
     message_begin(&o, g);
@@ -122,7 +120,7 @@ static void block_event(struct json_writer *o, const struct messages_state *s, c
 static void block_close(struct generation *g)
 {
     struct messages_state *s = g->dialect_state;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     if (!s->open) return;
     s->open = false;
     if (s->kind == DELTA_REASONING) {
@@ -138,7 +136,7 @@ static void block_open(struct choice *c, enum delta_kind kind, uint32_t call)
 {
     struct generation *g = c->gen;
     struct messages_state *s = g->dialect_state;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     s->open = true;
     s->kind = kind;
     s->blocks++;
@@ -155,7 +153,7 @@ void messages_delta(struct choice *c, const struct delta *delta)
 {
     struct generation *g = c->gen;
     struct messages_state *s = g->dialect_state;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     enum delta_kind kind = delta->kind == DELTA_ARGUMENTS ? DELTA_CALL : delta->kind;
     if (!s->open || s->kind != kind || delta->kind == DELTA_CALL) {
         block_close(g);
@@ -174,7 +172,7 @@ void messages_delta(struct choice *c, const struct delta *delta)
 void messages_tail(struct choice *c)
 {
     struct generation *g = c->gen;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     block_close(g);
     event_begin(&o, "message_delta");
     jw_text(&o, ",\"delta\":{");
@@ -188,10 +186,10 @@ void messages_tail(struct choice *c)
     gen_event_end(&o, g);
 }
 
-void messages_error(struct request *r)
+void messages_error(struct generation *g)
 {
-    struct json_writer o = {.buf = &r->response.out};
+    struct json_writer o = {.buf = g->out};
     sse_begin_named(&o, "error");
-    error_json(&r->response.error, r->response.shape, &r->response.out);
+    error_json(g->e, ERROR_ANTHROPIC, g->out);
     sse_end(&o);
 }

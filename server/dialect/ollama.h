@@ -17,6 +17,6 @@ enum status ollama_loaded(struct generation *g);
 void ollama_write_response(struct json_writer *o, struct choice *c);
 void ollama_delta(struct choice *c, const struct delta *delta);
 void ollama_tail(struct choice *c);
-void ollama_error(struct request *r);
+void ollama_error(struct generation *g);
 
 #endif

@@ -2,7 +2,6 @@
 #include "server/dialect/ollama.h"
 
 #include "config/base/clock.h"
-#include "server/http/request.h"
 
 #include <time.h>
 
@@ -78,7 +77,7 @@ static void end(struct json_writer *o, const struct choice *c)
 
 enum status ollama_loaded(struct generation *g)
 {
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     struct choice none = {.gen = g};
     begin(&o, g);
     part_write(&o, &none, &(struct part){0});
@@ -102,7 +101,7 @@ void ollama_write_response(struct json_writer *o, struct choice *c)
 
 static void line(struct choice *c, const struct part *p)
 {
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     begin(&o, c->gen);
     part_write(&o, c, p);
     jw_text(&o, ",\"done\":false");
@@ -136,7 +135,7 @@ void ollama_delta(struct choice *c, const struct delta *delta)
 
 void ollama_tail(struct choice *c)
 {
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     calls_send(c, c->out->call_count);
     begin(&o, c->gen);
     part_write(&o, c, &(struct part){0});
@@ -144,9 +143,9 @@ void ollama_tail(struct choice *c)
     gen_event_end(&o, c->gen);
 }
 
-void ollama_error(struct request *r)
+void ollama_error(struct generation *g)
 {
-    struct json_writer o = {.buf = &r->response.out};
-    error_json(&r->response.error, r->response.shape, &r->response.out);
+    struct json_writer o = {.buf = g->out};
+    error_json(g->e, ERROR_OLLAMA, g->out);
     jw_text(&o, "\n");
 }

@@ -30,7 +30,7 @@ bool openai_content_missing(const struct choice *c);
 void openai_news(struct choice *c);
 void openai_progress(struct choice *c, const struct sched_event *ev);
 void openai_tail(struct choice *first);
-void openai_error(struct request *r);
+void openai_error(struct generation *g);
 
 /* chat_out.c */
 void chat_head(struct generation *g);

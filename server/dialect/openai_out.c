@@ -2,8 +2,7 @@
 #include "server/dialect/openai.h"
 
 #include "engine/model/model_info.h"
-#include "server/http/request.h"
-#include "server/http/stream.h"
+#include "server/json/sse.h"
 #include "server/json/errors.h"
 
 #include <stdio.h>
@@ -17,9 +16,9 @@ static void preamble(struct json_writer *o, const struct generation *g, bool chu
 {
     jw_text(o, "{\"id\":\"");
     jw_text(o, form(g)->id);
-    jw_text(o, g->r->http.id); /* its alphabet needs no escape */
+    jw_text(o, g->caller.id); /* its alphabet needs no escape */
     jw_put(o, "\",\"object\":%s,\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s",
-           chunk ? form(g)->chunk : form(g)->object, g->r->http.created, gen_model(g),
+           chunk ? form(g)->chunk : form(g)->object, g->caller.created, gen_model(g),
            g->ctx->model->info->fingerprint);
     if (g->q.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
     jw_text(o, ",\"choices\":[");
@@ -69,7 +68,7 @@ static void timings(struct json_writer *o, const struct generation *g)
     }
     jw_put(o, ",\"timings\":{\"cache_n\":%lu,", u.cached);
     uint64_t computed = u.prompt - u.cached, more = u.completion - (u.completion ? 1 : 0);
-    timing(o, "prompt", computed, computed, first ? first - g->r->http.arrived_us : 0);
+    timing(o, "prompt", computed, computed, first ? first - g->caller.arrived_us : 0);
     jw_text(o, ",");
     timing(o, "predicted", u.completion, more, last - first);
     jw_text(o, "}");
@@ -175,7 +174,7 @@ static void progress(struct json_writer *o, const struct generation *g)
     snprintf(text, sizeof text,
              ",\"prompt_progress\":{\"total\":%u,\"cache\":%u,\"processed\":%u,\"time_ms\":%.3f}",
              c->prompt->prompt.token_count, ev->cache.reused, ev->index,
-             (double)(ev->pushed_us - g->r->http.arrived_us) * 1e-3);
+             (double)(ev->pushed_us - g->caller.arrived_us) * 1e-3);
     jw_text(o, text);
 }
 
@@ -236,7 +235,7 @@ static void chunks(struct choice *c, bool finish)
     struct delta delta = delta_next(c);
     if (delta.kind == DELTA_NONE && !ended && c->out && undecided(c->out)) return;
     do {
-        struct json_writer o = {.buf = &g->r->response.out};
+        struct json_writer o = {.buf = g->out};
         bool opens = !c->shown.any;
         openai_chunk_begin(&o, c);
         form(g)->delta(&o, c, &delta);
@@ -268,7 +267,7 @@ static bool pending(const struct choice *c)
 void openai_news(struct choice *c)
 {
     struct generation *g = c->gen;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     bool ended = c->finish != FIN_NONE, text = !ended || pending(c);
     bool merged = ended && text && g->ctx->opt->stream_finish == STREAM_FINISH_MERGED;
     g->shown.finishes += ended;
@@ -285,7 +284,7 @@ void openai_news(struct choice *c)
 void openai_progress(struct choice *c, const struct sched_event *ev)
 {
     struct generation *g = c->gen;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     g->shown.progress = ev;
     openai_chunk_begin(&o, c);
     jw_text(&o, form(g)->empty);
@@ -297,7 +296,7 @@ void openai_progress(struct choice *c, const struct sched_event *ev)
 void openai_tail(struct choice *first)
 {
     struct generation *g = first->gen;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     if (g->q.include_usage) {
         sse_begin(&o);
         preamble(&o, g, true);
@@ -310,11 +309,11 @@ void openai_tail(struct choice *first)
     if (o.st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
-void openai_error(struct request *r)
+void openai_error(struct generation *g)
 {
-    struct json_writer o = {.buf = &r->response.out};
+    struct json_writer o = {.buf = g->out};
     sse_begin(&o);
-    error_json(&r->response.error, r->response.shape, &r->response.out);
+    error_json(g->e, ERROR_OPENAI, g->out);
     sse_end(&o);
     sse_done(&o);
 }

@@ -4,7 +4,6 @@
 #include "config/base/log.h"
 #include "server/json/fields.h"
 #include "server/context/limits.h"
-#include "server/http/request.h"
 
 #include <stdio.h>
 #include <string.h>

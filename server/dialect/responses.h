@@ -96,6 +96,6 @@ void responses_evict(struct generation *g);
 void responses_head(struct generation *g);
 void responses_delta(struct choice *c, const struct delta *delta);
 void responses_tail(struct choice *c);
-void responses_error(struct request *r);
+void responses_error(struct generation *g);
 
 #endif

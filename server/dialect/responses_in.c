@@ -1,5 +1,4 @@
 /* The body of /v1/responses -> a chat request. Worker thread. */
-#include "server/http/request.h"
 #include "server/dialect/responses.h"
 
 #include "server/json/fields.h"
@@ -486,7 +485,7 @@ static void end(struct generation *g)
     if (!s) return;
     if (g->e->http) responses_evict(g);
     response_give_back(g->ctx->responses, s->before);
-    response_account(&g->r->response, &s->accounted, 0);
+    gen_account(g, &s->accounted, 0);
     json_decref(s->items);
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);

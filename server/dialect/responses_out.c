@@ -5,7 +5,6 @@
 
 #include "config/base/log.h"
 #include "server/json/value.h"
-#include "server/http/request.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +48,7 @@ void responses_token(struct choice *c)
     s->seen_content = out->content.len;
     s->in_call = in_call;
     s->seen_reasoning = out->reasoning_tokens;
-    response_account(&g->r->response, &s->accounted, s->logprobs.cap);
+    gen_account(g, &s->accounted, s->logprobs.cap);
     if (o.st) gen_abort_status(g->r, ST_NOMEM, NULL);
 }
 
@@ -252,7 +251,7 @@ static bool response_store(struct choice *c, const char *response, size_t len)
     struct responses_state *s = c->gen->dialect_state;
     struct response_store *all = c->gen->ctx->responses;
     struct response_kept new = {.owner = s->owner,
-                                .holder = c->gen->r->response.share->holder,
+                                .holder = c->gen->share->holder,
                                 .items = s->items,
                                 .inputs = json_array_size(s->items),
                                 .before = s->before};
@@ -292,11 +291,10 @@ void response_write(struct json_writer *o, struct generation *g, const char *sta
                     const struct api_error *error)
 {
     const struct responses_state *s = g->dialect_state;
-    const struct request *r = g->r;
     jw_put(o,
            "{\"id\":%s,\"object\":\"response\",\"created_at\":%ld,\"status\":%s,"
            "\"completed_at\":",
-           s->id, r->http.created, status);
+           s->id, g->caller.created, status);
     if (c && !response_incomplete(c)) jw_int(o, (int64_t)time(NULL));
     else jw_text(o, "null");
     jw_text(o, ",\"error\":");

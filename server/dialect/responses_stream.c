@@ -1,8 +1,7 @@
 /* The events of /v1/responses. Event loop's thread. */
 #include "server/dialect/responses.h"
 
-#include "server/http/request.h"
-#include "server/http/stream.h"
+#include "server/json/sse.h"
 
 #include <string.h>
 
@@ -15,7 +14,7 @@ static void event_begin(struct json_writer *o, struct responses_state *s, const 
 void responses_head(struct generation *g)
 {
     static const char *const types[] = {"response.created", "response.in_progress"};
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     for (size_t i = 0; i < 2; i++) {
         event_begin(&o, g->dialect_state, types[i]);
         jw_text(&o, ",\"response\":");
@@ -47,7 +46,7 @@ static void item_event(struct json_writer *o, struct choice *c, const char *type
 
 static void part_event(struct choice *c, const char *type, const struct output_item *item)
 {
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     item_event(&o, c, type, item, false);
     jw_text(&o, ",\"part\":");
     response_part_write(&o, c, item);
@@ -61,7 +60,7 @@ static bool custom_call(const struct choice *c, uint32_t call)
 
 static void text_done(struct choice *c, const struct output_item *item)
 {
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     const struct chat_output *out = c->out;
     size_t begin, end;
     switch (item->kind) {
@@ -101,7 +100,7 @@ static void text_done(struct choice *c, const struct output_item *item)
 static void item_close(struct choice *c, bool cut)
 {
     struct responses_state *s = c->gen->dialect_state;
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     struct output_item item = item_now(s);
     if (!s->open) return;
     s->open = false;
@@ -116,7 +115,7 @@ static void item_close(struct choice *c, bool cut)
 static void item_open(struct choice *c, enum delta_kind kind, uint32_t call)
 {
     struct responses_state *s = c->gen->dialect_state;
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     size_t end;
     s->open = true;
     s->kind = kind;
@@ -133,7 +132,7 @@ static void item_open(struct choice *c, enum delta_kind kind, uint32_t call)
 void responses_delta(struct choice *c, const struct delta *delta)
 {
     struct responses_state *s = c->gen->dialect_state;
-    struct json_writer o = {.buf = &c->gen->r->response.out};
+    struct json_writer o = {.buf = c->gen->out};
     enum delta_kind kind = delta->kind == DELTA_ARGUMENTS ? DELTA_CALL : delta->kind;
     if (s->warm) return;
     if (!s->open || s->kind != kind || delta->kind == DELTA_CALL) {
@@ -163,7 +162,7 @@ void responses_tail(struct choice *c)
 {
     struct generation *g = c->gen;
     struct responses_state *s = g->dialect_state;
-    struct json_writer o = {.buf = &g->r->response.out};
+    struct json_writer o = {.buf = g->out};
     bool cut = response_incomplete(c);
     if (response_text_missing(c) && !s->warm) {
         item_close(c, false);
@@ -176,14 +175,13 @@ void responses_tail(struct choice *c)
     gen_event_end(&o, g);
 }
 
-void responses_error(struct request *r)
+void responses_error(struct generation *g)
 {
-    struct generation *g = r->gen;
-    struct json_writer o = {.buf = &r->response.out};
+    struct json_writer o = {.buf = g->out};
     responses_evict(g);
     event_begin(&o, g->dialect_state, "response.failed");
     jw_text(&o, ",\"response\":");
-    response_write(&o, g, "failed", NULL, &r->response.error);
+    response_write(&o, g, "failed", NULL, g->e);
     jw_text(&o, "}");
     sse_end(&o);
 }

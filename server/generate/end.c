@@ -9,6 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+void gen_account(struct generation *g, size_t *was, size_t now)
+{
+    response_account(&g->r->response, was, now);
+}
+
 void gen_shed(struct generation *g)
 {
     for (uint32_t i = 0; i < g->choice_count; i++) {
@@ -54,7 +59,7 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
     (void)api_fail(&r->response.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
-        r->gen->dialect->error(r);
+        r->gen->dialect->error(r->gen);
         r->stream.end = true;
         request_stream_more(r);
     } else if (!conn_respond_early(r)) {

@@ -33,7 +33,7 @@ struct dialect {
     void (*delta)(struct choice *c, const struct delta *delta);
     void (*progress)(struct choice *c, const struct sched_event *ev);
     void (*tail)(struct choice *first);
-    void (*error)(struct request *r);
+    void (*error)(struct generation *g);
     /* Loop: a token's log-probs -> c->logprobs; t NULL: the first of an echoed prompt, which has none.
      * offset: code points of the text before it. */
     enum status (*logprob)(struct choice *c, const struct token_out *t, uint32_t id, size_t offset);
@@ -95,6 +95,8 @@ struct choice {
 
 /* frees all that it owns, when none of its sequences is alive */
 void gen_free(struct generation *g);
+/* Bytes held for the response: *was so far. */
+void gen_account(struct generation *g, size_t *was, size_t now);
 struct caller caller_of(const struct request *r);
 /* Loop thread: attaches a gen to r and passes it to the pool like request_work, or responds that memory is
  * out. If the job leaves URLs in gen->prep.remote, it is called again when the files are

@@ -151,6 +151,7 @@ void gen_start(struct request *r, const struct dialect *dialect, void (*job)(str
                              .ctx = &r->srv->ctx,
                              .e = &r->response.error,
                              .share = r->response.share,
+                             .out = &r->response.out,
                              .caller = caller_of(r),
                              .dialect = dialect,
                              .q = {.kind = dialect->kind, .source = dialect->source},

@@ -4,7 +4,7 @@
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 
-#include "server/json/writer.h"
+#include "server/json/sse.h"
 
 #include <stdbool.h>
 
@@ -20,13 +20,8 @@ size_t stream_take(struct stream *s, struct buf *out, char *to,
  * an event, or everything, is already handed over. */
 bool stream_drop(struct stream *s, struct buf *out);
 
-void sse_begin(struct json_writer *o);                         /* "data: " */
-void sse_begin_named(struct json_writer *o, const char *name); /* "event: NAME", "data: " */
-void sse_end(struct json_writer *o);                           /* "\n\n" */
-void sse_done(struct json_writer *o);                          /* the last event */
 /* Bytes of `text` to hand over when at most max fit: its first event, because each event is an HTTP chunk of
  * its own; max if it doesn't fit. end: what ends an event, SSE_END or a line feed. */
-#define SSE_END "\n\n"
 size_t stream_first_event(const char *text, size_t len, size_t max, const char *end);
 
 #endif

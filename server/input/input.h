@@ -120,6 +120,7 @@ struct generation {
     struct api_error *e; /* r's */
     struct inference_request q;
     struct caller caller;
+    struct buf *out;     /* r's: what is written to the client */
     struct share *share; /* of the server, for all that the request holds */
     struct output_rules rules;
     struct preparation prep;

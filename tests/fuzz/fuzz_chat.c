@@ -50,6 +50,7 @@ static void ask(const struct dialect *dialect, const uint8_t *data, size_t size)
                              .e = &r->response.error,
                              .dialect = dialect,
                              .share = r->response.share,
+                             .out = &r->response.out,
                              .caller = caller_of(r),
                              .q = {.kind = dialect->kind, .source = dialect->source}};
     gen_defaults(g);
