@@ -2,6 +2,7 @@
  * images, the chat template, the tokenizer, up to the prompt. No server runs. */
 #include "config/options.h"
 #include "server/dialect/dialect.h"
+#include "server/http/request.h"
 #include "server/media/image_hash_cache.h"
 #include "tests/lib/tokens.h"
 
@@ -22,7 +23,7 @@ static bool set_up(void)
     struct engine_options eo = {.model_dir = dir, .backend = BACKEND_CPU, .threads = 1};
     eo.kv_bytes = 8u << 20;
     server = calloc(1, sizeof *server);
-    bool ok = server && sodium_init() >= 0 && !options_parse(2, args, &options, &err) &&
+    bool ok = server && sodium_init() >= 0 && !options_parse(OPTIONS_SERVE, 2, args, &options, &err) &&
               !tok_load(dir, &model.tok, &err) && !template_load(dir, &model.tmpl, &err) &&
               !engine_open(&eo, &model.engine, &err);
     if (!ok) return fprintf(stderr, "%s\n", err.msg), false;
