@@ -326,7 +326,7 @@ HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_bac
 	test_engine_draft test_engine_invariance test_engine_overlap test_engine_recurrent test_engine_tiers \
 	test_cuda_graphs test_cuda_cpu)
 ifeq ($(CONFIG)$(ALL_HOST),asan)
-HOST_NAMES := $(filter test_backend_ops test_engine_golden,$(HOST_NAMES))
+HOST_NAMES := $(filter test_backend_ops test_cuda_gemm test_engine_golden,$(HOST_NAMES))
 endif
 define HOST_TEST_RULES
 $(HOST_NAMES:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: \
