@@ -395,11 +395,7 @@ static json_t *resolved(struct schema_maker *m, const json_t *s, const struct pa
         }
         json_decref(rest);
         json_decref(out);
-        out = both;
-        if (m->st) {
-            json_decref(out);
-            return NULL;
-        }
+        out = m->st ? (json_decref(both), NULL) : both;
     }
     return out;
 }
@@ -422,11 +418,7 @@ json_t *schema_merged(struct schema_maker *m, const json_t *s, const struct path
         json_decref(own);
         json_decref(all);
         json_decref(out);
-        out = both;
-        if (m->st) {
-            json_decref(out);
-            return NULL;
-        }
+        out = m->st ? (json_decref(both), NULL) : both;
     }
     return out;
 }
