@@ -10,6 +10,7 @@
 #include "server/json/parser.h"
 #include "server/api/api.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Only the files of undecoded images, and what the dialect keeps, remain of the body. */
@@ -49,12 +50,22 @@ static void written_back(struct generation *g)
 #define written_back(g) ((void)0)
 #endif
 
+/* Of a field that is missing, because its name is misspelt. */
+static enum status misspelt(struct generation *g)
+{
+    const char *slip = json_string_value(json_array_get(g->misspelt, 0));
+    size_t n = strlen(g->e->message);
+    if (slip && g->e->code && strcmp(g->e->code, "missing_required_parameter") == 0)
+        snprintf(g->e->message + n, sizeof g->e->message - n, " %.200s", slip);
+    return ST_INVALID;
+}
+
 static enum status generate_read(struct request *r)
 {
     struct generation *g = r->gen;
     if (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
-    if (g->dialect->read(g, g->prep.root)) return ST_INVALID;
+    if (g->dialect->read(g, g->prep.root)) return misspelt(g);
     if (r->response.out.len) return ST_OK;
     written_back(g);
     return gen_rules(g);

@@ -3,6 +3,7 @@
 #include "server/json/fields.h"
 #include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
+#include "server/input/fields.h"
 #include "server/input/remote.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -46,17 +47,20 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
             jw_text(&o, i ? "," : "[");
             jw_string(&o, text, len);
         }
-        jw_text(&o, count ? "]}" : "[]}");
+        jw_text(&o, count ? "]" : "[]");
     } else {
-        jw_text(&o, "null}");
+        jw_text(&o, "null");
     }
+    gen_cache_info(&o, r->gen);
+    jw_text(&o, "}");
     if (o.st) (void)api_nomem(&r->response.error);
 }
 
 static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 {
-    bool special = true;
-    if (field_bool(&r->response.error, root, "add_special_tokens", &special)) return;
+    struct generation *g = r->gen;
+    g->q.add_special_tokens = true;
+    if (gen_fields(g, root, API_TOKENIZE, API_TOKENIZE)) return;
     if (!json_is_string(prompt)) {
         (void)api_fail(&r->response.error, 400, "invalid_type", "prompt", "prompt must be a string.");
         return;
@@ -65,8 +69,8 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
         .text = json_string_value(prompt), .len = json_string_length(prompt), .control = TOK_CONTROL_ALL};
     struct tok_ids ids = {0};
     struct err err = {0};
-    enum status st =
-        tok_encode(r->srv->ctx.model->tok, &run, 1, special, r->srv->ctx.opt->max_body_bytes, &ids, &err);
+    enum status st = tok_encode(r->srv->ctx.model->tok, &run, 1, g->q.add_special_tokens,
+                                r->srv->ctx.opt->max_body_bytes, &ids, &err);
     if (st) {
         (void)api_fail_status(&r->response.error, st, "prompt", &err);
         return;

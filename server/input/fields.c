@@ -142,15 +142,24 @@ static enum status row_read(struct generation *g, const struct field_row *row, j
 
 /* ---- names that are not in the table ---- */
 
-static void note_unknown(struct generation *g, json_t *from, unsigned known)
+/* A schema's text, with ' for ". */
+static json_t *schema_of(const char *text)
+{
+    char quoted[2048];
+    size_t n = 0;
+    for (; text[n] && n + 1 < sizeof quoted; n++) quoted[n] = (char)(text[n] == '\'' ? '"' : text[n]);
+    quoted[n] = '\0';
+    return json_loads(*quoted ? quoted : "{}", 0, NULL);
+}
+
+/* Warns of members of `from` that are nearly one of names[0..count). in: "reasoning." or empty. */
+static void note_near(struct generation *g, json_t *from, const char *in, const char *const *names,
+                      size_t count)
 {
     enum { WARNINGS_MAX = 8, LOOKED_AT_MAX = 64 };
-    const char *names[ROWS], *key;
-    size_t count = 0, looked_at = 0;
-    char unknown[300];
+    const char *key;
+    size_t looked_at = 0;
     json_t *v;
-    for (size_t i = 0; i < ROWS; i++)
-        if (rows[i].apis & known) names[count++] = rows[i].name;
     json_object_foreach(from, key, v)
     {
         size_t i = 0;
@@ -161,8 +170,34 @@ static void note_unknown(struct generation *g, json_t *from, unsigned known)
         if (!near || json_array_size(g->misspelt) >= WARNINGS_MAX) continue;
         if (!g->misspelt) g->misspelt = json_array();
         (void)json_array_append_new(
-            g->misspelt, json_sprintf("The field '%s' is unknown and ignored: '%s' is similar.", key, near));
+            g->misspelt,
+            json_sprintf("The field '%s%s' is unknown and ignored: '%s' is similar.", in, key, near));
     }
+}
+
+/* Of an object whose members the schema of its row lists. */
+static void note_within(struct generation *g, const struct field_row *row, json_t *v)
+{
+    enum { MEMBERS = 16 };
+    const char *names[MEMBERS], *key;
+    char in[64];
+    size_t count = 0;
+    json_t *schema = json_is_object(v) && row->schema ? schema_of(row->schema) : NULL, *one;
+    json_object_foreach(json_object_get(schema, "properties"), key, one) if (count < MEMBERS) names[count++] =
+        key;
+    snprintf(in, sizeof in, "%s.", row->name);
+    if (count) note_near(g, v, in, names, count);
+    json_decref(schema);
+}
+
+static void note_unknown(struct generation *g, json_t *from, unsigned known)
+{
+    const char *names[ROWS];
+    size_t count = 0;
+    char unknown[300];
+    for (size_t i = 0; i < ROWS; i++)
+        if (rows[i].apis & known) names[count++] = rows[i].name;
+    note_near(g, from, "", names, count);
     if (log_enabled(LOG_DEBUG) && fields_unknown(from, names, count, unknown, sizeof unknown))
         log_debug("req=%s fields that mean nothing here are ignored: %s", g->caller.id, unknown);
 }
@@ -173,6 +208,7 @@ enum status fields_read(struct generation *g, json_t *from, unsigned read, unsig
     for (size_t i = 0; i < ROWS; i++) {
         json_t *v = rows[i].apis & read ? field(from, rows[i].name) : NULL;
         if (v && row_read(g, &rows[i], from, v)) return ST_INVALID;
+        if (v) note_within(g, &rows[i], v);
     }
     return ST_OK;
 }
@@ -186,16 +222,6 @@ json_t *fields_part(unsigned api, json_t *from, const char *name)
 }
 
 /* ---- as JSON Schema ---- */
-
-/* A schema's text, with ' for ". */
-static json_t *schema_of(const char *text)
-{
-    char quoted[2048];
-    size_t n = 0;
-    for (; text[n] && n + 1 < sizeof quoted; n++) quoted[n] = (char)(text[n] == '\'' ? '"' : text[n]);
-    quoted[n] = '\0';
-    return json_loads(*quoted ? quoted : "{}", 0, NULL);
-}
 
 static json_t *number_schema(const struct field_row *row)
 {

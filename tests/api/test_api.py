@@ -616,6 +616,17 @@ def test_misspelt(s):
         got = s.ok(path, {**body, **odd}).get("warnings")
         check.equal(f"misspelt, {path}", got, want)
         check.true(f"well spelt, {path}", "warnings" not in s.ok(path, body))
+    short = {"messages": user, "max_tokens": 1}
+    form = {"type": "text", "json_shema": {}}
+    for path, body, name, near in (
+            ("/tokenize", {"prompt": "Hi", "add_special_token": True}, "add_special_token", "add_special_tokens"),
+            (CHAT, {**short, "reasoning": {"efort": "low"}}, "reasoning.efort", "effort"),
+            (CHAT, {**short, "response_format": form}, "response_format.json_shema", "json_schema"),
+            ("/v1/responses", {"input": "Hi", "text": {"verbosty": "low"}}, "text.verbosty", "verbosity")):
+        want_it = f"The field '{name}' is unknown and ignored: '{near}' is similar."
+        check.equal(f"misspelt, {path} {name}", s.ok(path, body)["warnings"], [want_it])
+    status, _, data = s.request("POST", CHAT, {"mesages": user})
+    check.true("a required field is misspelt", status == 400 and b"'messages' is similar" in data, data)
     options = {"num_predict": 1, "tempreature": 0, "num_ctx": 9, "unheard_of": 3}
     got = s.ok("/api/chat", {"messages": user, "stream": False, "options": options}).get("warnings")
     check.equal("misspelt in Ollama's options", got, want)
