@@ -619,7 +619,8 @@ def test_misspelt(s):
     short = {"messages": user, "max_tokens": 1}
     form = {"type": "text", "json_shema": {}}
     for path, body, name, near in (
-            ("/tokenize", {"prompt": "Hi", "add_special_token": True}, "add_special_token", "add_special_tokens"),
+            ("/tokenize", {"content": "Hi", "add_special_token": 1}, "add_special_token",
+             "add_special_tokens"),
             (CHAT, {**short, "reasoning": {"efort": "low"}}, "reasoning.efort", "effort"),
             (CHAT, {**short, "response_format": form}, "response_format.json_shema", "json_schema"),
             ("/v1/responses", {"input": "Hi", "text": {"verbosty": "low"}}, "text.verbosty", "verbosity")):
