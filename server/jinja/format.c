@@ -115,10 +115,16 @@ struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fm
         const char *close = memchr(q, '}', (size_t)(end - q));
         if (*q == '}') jn_error(c, "single '}' encountered in format string");
         if (!close) jn_error(c, "expected '}' before end of string");
+        const char *colon = memchr(q, ':', (size_t)(close - q)), *name_end = colon ? colon : close;
+        char as = colon && close - colon == 2 ? colon[1] : '\0';
         for (const char *k = q; k < close; k++)
-            if (strchr(":!.[", *k))
-                jn_error(c, "of the fields of format(), {}, {0} and {name} are supported");
-        jn_print(c, &sb, find_field(c, a, q + 1, close, &next_auto, &manual));
+            if (strchr("!.[", *k) || (k == colon && as != 'd' && as != 's'))
+                jn_error(c, "of the fields of format(), {}, {0}, {name}, {:d} and {:s} are supported");
+        struct jinja_value v = find_field(c, a, q + 1, name_end, &next_auto, &manual);
+        if (as == 'd' && v.type == JN_BOOL) v.type = JN_INT;
+        if (as && (as == 's' ? v.type != JN_STR : v.type != JN_INT && v.type != JN_BIG))
+            jn_error(c, "unsupported format specifier '%c' for %s", as, jn_type_name(v));
+        jn_print(c, &sb, v);
         p = close + 1;
     }
     return jn_sb_value(c, &sb);

@@ -22,7 +22,7 @@
  * filesizeformat float forceescape pprint random round slice striptags sum truncate urlencode urlize
  * wordcount wordwrap xmlattr; the tests escaped filter lower sameas test upper; cycler, loop.cycle,
  * loop.changed; methods: see methods.c; widths, precisions and other types than s, r, d of '%', and all but
- * {}, {0} and {name} of format(). */
+ * {}, {0} and {name}, with :d and :s, of format(). */
 #ifndef KVASIR_JINJA_H
 #define KVASIR_JINJA_H
 

@@ -258,6 +258,9 @@ static const struct {
     {"{{ '{!r}'.format('a') }}", NULL},
     {"{{ '{0}{1}{k}{{'.format(1, b, k='v') }}", "1123456789012345678901234567890v{"},
     {"{{ '{4294967297}'.format(1, 2) }}", NULL},
+    {"{{ '<|image_{i:d}|>{:s}{:d}'.format('a', true, i=b) }}", "<|image_123456789012345678901234567890|>a1"},
+    {"{{ '{:d}'.format('a') }}", NULL},
+    {"{{ '{:s}'.format(1) }}", NULL},
 };
 
 static void ints_of_any_size(void **state)
