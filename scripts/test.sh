@@ -9,8 +9,8 @@
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # What passed before is only counted as long as neither the program nor what it reads has changed
 # (scripts/unchanged.sh); CI=1 or TEST_AGAIN=1 runs everything.
-# Closing line: "N passed, N failed". Safe to run again; some 6 minutes on 2 cores, and 5 more for builds
-# where ccache knows nothing.
+# Closing line: "N passed, N failed". Safe to run again; some 11 minutes of CPU on all cores together, and more
+# for builds where ccache knows nothing.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites with the smallest bounds, and the API tests that neither look
 #     at times nor take long, without the emulated GPU and the browser; under 3 minutes
@@ -100,9 +100,9 @@ suites_end() {
     done
     started=()
 }
-# built ARGUMENT...: make, as a suite of one, that takes what the others leave.
+# built ARGUMENT...: make, as a suite of one; what waits for it begins late, so it is hardly held back.
 built() {
-    nice -n 19 make --no-print-directory -j"$jobs" "$@" && echo "1 passed, 0 failed"
+    nice -n 5 make --no-print-directory -j"$jobs" "$@" && echo "1 passed, 0 failed"
 }
 # after NAME COMMAND...: when that suite, started before, has ended.
 after() {
