@@ -9,7 +9,7 @@
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # What passed before is only counted as long as neither the program nor what it reads has changed
 # (scripts/unchanged.sh); CI=1 or TEST_AGAIN=1 runs everything.
-# Closing line: "N passed, N failed". Safe to run again; some 11 minutes of CPU on all cores together, and more
+# Closing line: "N passed, N failed". Safe to run again; some 11 minutes of CPU on all cores together, more
 # for builds where ccache knows nothing.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites with the smallest bounds, and the API tests that neither look
