@@ -64,7 +64,7 @@ def chat(template, messages, **kwargs):
 REFUSED = re.compile(r"""
     \|\s*(abs|attr|batch|center|float|forceescape|round|slice|sum|truncate|wordcount)\b
   | is\ (not\ )?(sameas|lower|upper|filter|test|escaped)\b
-  | \*\* | \b0[xob]\d | \d_\d | \braw\b | \{%\ print | recursive | varargs | cycler
+  | \*\* | \b0[xob]\d | \d_\d | \{%\ print | recursive | varargs | cycler
   | \.(casefold|center|count|format_map|index|islower|isupper|ljust|rindex|rjust|swapcase|zfill)\(
   | \.(copy|cycle|changed)\(
   | \.index$ | rsplit\((\)|none) | with\('\w+',\ \d | int\((\d+,|base) | 'role,content'

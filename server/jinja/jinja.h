@@ -17,7 +17,7 @@
  * be sliced is always an error; a macro may be called by `call` and ignore its caller.
  *
  * What no released template is known to use is refused, with an error that names it and its line: the
- * statements include import extends block do autoescape trans print raw; recursive loops, varargs and kwargs
+ * statements include import extends block do autoescape trans print; recursive loops, varargs and kwargs
  * of macros, `**`, subscripts of several expressions, other bases than ten; the filters abs attr batch center
  * filesizeformat float forceescape pprint random round slice striptags sum truncate urlencode urlize
  * wordcount wordwrap xmlattr; the tests escaped filter lower sameas test upper; cycler, loop.cycle,

@@ -79,6 +79,36 @@ static const char *word_at(const char *p, const char *end, const char *word)
     return (size_t)(end - p) >= n && memcmp(p, word, n) == 0 ? p + n : NULL;
 }
 
+/* Is this "{% raw %}"? p points after "{%" and the sign. */
+static const char *raw_open(const char *p, const char *end)
+{
+    p = word_at(skip_space(p, end), end, "raw");
+    if (!p) return NULL;
+    p = skip_space(p, end);
+    if (end - p >= 3 && p[0] == '-' && p[1] == '%' && p[2] == '}') return skip_space(p + 3, end);
+    return end - p >= 2 && p[0] == '%' && p[1] == '}' ? p + 2 : NULL;
+}
+
+static void lex_raw(struct lex *x)
+{
+    for (const char *q = x->p; q + 1 < x->end; q++) {
+        if (q[0] != '{' || q[1] != '%') continue;
+        const char *r = q + 2;
+        char sign = 0;
+        if (r < x->end && (*r == '-' || *r == '+')) sign = *r++;
+        r = word_at(skip_space(r, x->end), x->end, "endraw");
+        if (!r) continue;
+        r = block_close(skip_space(r, x->end), x->end, '%');
+        if (!r) continue;
+        push_data(x, x->p, q, sign, false);
+        count_lines(x, q, r);
+        x->line_start = r[-1] == '\n';
+        x->p = r;
+        return;
+    }
+    lex_fail(x, "missing end of raw directive");
+}
+
 static void lex_comment(struct lex *x)
 {
     for (const char *q = x->p; q + 1 < x->end; q++) {
@@ -277,12 +307,18 @@ void jn_lex(struct jn_base *b, const char *src, size_t len, struct jn_tokens *ou
         const char *r = q + 2;
         if (r < x.end && (*r == '-' || *r == '+')) sign = *r++;
         push_data(&x, x.p, q, sign, kind == '{');
+        const char *raw = kind == '%' ? raw_open(r, x.end) : NULL;
         x.line_start = false;
-        x.p = r;
-        if (kind == '%' && word_at(skip_space(r, x.end), x.end, "raw"))
-            lex_fail(&x, "the statement 'raw' is not supported");
-        if (kind == '#') lex_comment(&x);
-        else lex_tag(&x, kind == '{');
+        if (raw) {
+            count_lines(&x, q, raw);
+            x.line_start = raw[-1] == '\n';
+            x.p = raw;
+            lex_raw(&x);
+        } else {
+            x.p = r;
+            if (kind == '#') lex_comment(&x);
+            else lex_tag(&x, kind == '{');
+        }
     }
     push(&x, T_EOF, x.end, 0, NULL);
 }

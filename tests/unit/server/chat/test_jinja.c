@@ -463,7 +463,6 @@ static void faults_name_lines(void **state)
         {"{{ 0x10 }}", "another base"},
         {"{{ 1_000 }}", "underscores"},
         {"{{ [1][1, 2] }}", "subscripts"},
-        {"{% raw %}{% nope %}{% endraw %}", "'raw'"},
         {"{% print 1 %}", "'print'"},
         {"{% for i in [1] recursive %}{% endfor %}", "'recursive'"},
         {"{% for i in [1] if i recursive %}{% endfor %}", "'recursive'"},
