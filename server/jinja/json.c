@@ -28,23 +28,28 @@ static uint32_t origin_of(struct jinja_value v)
     return v.type != JN_STR ? v.origin : v.u.s->run_count ? v.u.s->runs[0].origin : v.u.s->origin;
 }
 
+/* NULL: not a number, bool or none. */
+static const char *scalar(struct jinja_value v, char text[DECIMAL_BYTES])
+{
+    if (v.type == JN_FLOAT && !isfinite(v.u.f))
+        return isnan(v.u.f) ? "NaN" : v.u.f < 0 ? "-Infinity" : "Infinity";
+    if (v.type == JN_FLOAT) (void)decimal_repr(v.u.f, text);
+    else if (v.type == JN_INT) snprintf(text, DECIMAL_BYTES, "%lld", (long long)v.u.i);
+    else if (v.type == JN_BIG) return v.u.s->p;
+    else return v.type == JN_NONE ? "null" : v.type != JN_BOOL ? NULL : v.u.i ? "true" : "false";
+    return text;
+}
+
 static void json_key(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value k,
                      const struct jn_json_style *st)
 {
     char text[DECIMAL_BYTES];
-    const char *p = text;
+    const char *p = scalar(k, text);
     if (k.type == JN_STR) {
         json_string(c, sb, k.u.s, st->ascii, origin_of(k));
         return;
     }
-    if (k.type == JN_FLOAT) (void)decimal_repr(k.u.f, text);
-    else if (k.type == JN_INT) snprintf(text, sizeof text, "%lld", (long long)k.u.i);
-    else if (k.type == JN_BIG) p = k.u.s->p;
-    else if (k.type == JN_BOOL) p = k.u.i ? "true" : "false";
-    else if (k.type == JN_NONE) p = "null";
-    else jn_error(c, "keys must be str, int, float, bool or None, not %s", jn_type_name(k));
-    if (k.type == JN_FLOAT && !isfinite(k.u.f))
-        p = isnan(k.u.f) ? "NaN" : k.u.f < 0 ? "-Infinity" : "Infinity";
+    if (!p) jn_error(c, "keys must be str, int, float, bool or None, not %s", jn_type_name(k));
     jn_sb_bytes(c, sb, "\"", 1, k.origin);
     jn_sb_bytes(c, sb, p, strlen(p), k.origin);
     jn_sb_bytes(c, sb, "\"", 1, k.origin);
@@ -108,26 +113,16 @@ static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value
                        const struct jn_json_style *st, uint32_t level)
 {
     char text[DECIMAL_BYTES];
-    const char *p = text;
+    const char *p = scalar(v, text);
     jn_enter(c);
     switch (v.type) {
     case JN_STR: json_string(c, sb, v.u.s, st->ascii, origin_of(v)); break;
     case JN_LIST:
     case JN_TUPLE: json_list(c, sb, v, st, level); break;
     case JN_DICT: json_dict(c, sb, v, st, level); break;
-    case JN_BIG: jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin); break;
-    case JN_UNDEF: jn_error(c, "Object of type Undefined is not JSON serializable");
-    case JN_NONE:
-    case JN_BOOL:
-    case JN_INT:
-    case JN_FLOAT:
-        if (v.type == JN_FLOAT && isfinite(v.u.f)) (void)decimal_repr(v.u.f, text);
-        else if (v.type == JN_FLOAT) p = isnan(v.u.f) ? "NaN" : v.u.f < 0 ? "-Infinity" : "Infinity";
-        else if (v.type == JN_INT) snprintf(text, sizeof text, "%lld", (long long)v.u.i);
-        else p = v.type == JN_NONE ? "null" : v.u.i ? "true" : "false";
+    default:
+        if (!p) jn_error(c, "Object of type %s is not JSON serializable", jn_type_name(v));
         jn_sb_bytes(c, sb, p, strlen(p), v.origin);
-        break;
-    default: jn_error(c, "Object of type %s is not JSON serializable", jn_type_name(v));
     }
     jn_leave(c);
 }
