@@ -85,7 +85,7 @@ void desc_rope_frequencies(const struct desc_rope *r, float *out)
             float turns = (float)r->original / ((float)(2 * M_PI) / fast);
             ramp = 1.0f - (turns - (float)r->beta_slow) / (float)(r->beta_fast - r->beta_slow);
         }
-        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
-        out[k] = slow * (1.0f - keep) + fast * keep;
+        float share = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
+        out[k] = slow * (1.0f - share) + fast * share;
     }
 }

@@ -367,14 +367,14 @@ static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32
  * no others). */
 static uint32_t cut(const struct sampling_params *p, const float *w, uint32_t n, double total, bool all)
 {
-    uint32_t keep = n;
+    uint32_t kept = n;
     bool known = all;
     if (p->top_p < 1.0f) {
         double want = (double)p->top_p * total, sum = 0;
         for (uint32_t i = 0; i < n; i++) {
             sum += (double)w[i];
             if (sum >= want) {
-                keep = i + 1;
+                kept = i + 1;
                 known = true;
                 break;
             }
@@ -382,14 +382,14 @@ static uint32_t cut(const struct sampling_params *p, const float *w, uint32_t n,
     }
     if (p->min_p > 0.0f) {
         float least = p->min_p * w[0];
-        for (uint32_t i = 1; i < keep; i++)
+        for (uint32_t i = 1; i < kept; i++)
             if (w[i] < least) {
-                keep = i;
+                kept = i;
                 known = true;
                 break;
             }
     }
-    return known ? keep : 0;
+    return known ? kept : 0;
 }
 
 static uint32_t walk(const float *w, uint32_t n, double total, float u)
@@ -498,9 +498,9 @@ struct drawn {
     uint32_t id, top_idx; /* top_idx: index in the row's top list, UINT32_MAX if it is not from there */
 };
 
-static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t keep, uint64_t position)
+static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t kept, uint64_t position)
 {
-    return walk(w, keep, sum_of(w, keep), sampling_uniform(p->seed, position));
+    return walk(w, kept, sum_of(w, kept), sampling_uniform(p->seed, position));
 }
 
 /* From the best n ids of a row in their order (all: there are no others), with values[i] the logit of the
@@ -515,9 +515,9 @@ static bool draw_from_list(const struct sampling_params *p, const float *values,
     if (!limited && p->min_p <= 0.0f) return false;
     if (limited && p->top_k < n) n = p->top_k;
     for (uint32_t i = 0; i < n; i++) w[i] = weight_of(values[i], values[0], inv);
-    uint32_t keep = cut(p, w, n, limited ? sum_of(w, n) : 0, limited || all); /* min_p alone needs no total */
-    if (!keep) return false;
-    *idx = pick(p, w, keep, position);
+    uint32_t kept = cut(p, w, n, limited ? sum_of(w, n) : 0, limited || all); /* min_p alone needs no total */
+    if (!kept) return false;
+    *idx = pick(p, w, kept, position);
     return true;
 }
 
@@ -536,8 +536,8 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
     if (!limited && count) {
         float w[LIST_MAX];
         for (uint32_t i = 0; i < count; i++) w[i] = s->weights[best[i]];
-        uint32_t keep = cut(p, w, count, total, count == v);
-        if (keep) return best[pick(p, w, keep, position)];
+        uint32_t kept = cut(p, w, count, total, count == v);
+        if (kept) return best[pick(p, w, kept, position)];
     }
     uint32_t n = p->top_k;
     if (limited) select_top(l, v, n, s->order);

@@ -1,5 +1,6 @@
 /* Added tokens in a text: a byte trie, leftmost-longest, with the rules of single_word, lstrip, rstrip and of
  * control (which bytes may be part of a token). Pure after the trie is built; any thread. */
+#include "config/base/assert.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -65,6 +66,7 @@ static void build_nodes(struct tok_trie *trie, const struct needle *n, size_t co
 enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count,
                             bool normalized)
 {
+    ASSERT(!trie->nodes);
     struct needle *n = calloc(count + 1, sizeof *n);
     if (!n) return ST_NOMEM;
     size_t used = 0, bytes = 0;
@@ -230,6 +232,7 @@ enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *tr
             }
             spaces_to = end;
         }
+        ASSERT(start <= end && end <= x->len);
         if ((st = emit_text(x, done, start, sink))) return st;
         if ((st = sink->token(sink->ctx, hit->id))) return st;
         done = end;

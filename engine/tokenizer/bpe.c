@@ -1,6 +1,7 @@
 /* One word of the pre-tokenizer -> ids. Byte-pair merges: always the pair of lowest rank, leftmost first,
  * until none is left. Short words use an array, long ones a heap (O(n log n)); both give the same result.
  * Pure; any thread, state in the caller's encoder. */
+#include "config/base/assert.h"
 #include "config/base/list.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -30,6 +31,7 @@ static enum status reserve_ids(struct tok_encoder *e, size_t extra)
 
 enum status tok__emit(struct tok_encoder *e, uint32_t id)
 {
+    ASSERT(id < e->t->vocab_size);
     enum status st = reserve_ids(e, 1);
     if (!st) e->ids[e->count++] = id;
     return st;
@@ -99,6 +101,7 @@ static size_t merge_array(const struct tok_merges *m, uint32_t *ids, uint32_t *r
             if (rank[i] < rank[best]) best = i;
         }
         if (rank[best] == TOK_NO_RANK) break;
+        ASSERT_SLOW(rank[best] < m->count);
         ids[best] = m->merged[rank[best]];
         memmove(ids + best + 1, ids + best + 2, (n - best - 2) * sizeof *ids);
         if (best + 3 < n) memmove(rank + best + 1, rank + best + 2, (n - best - 3) * sizeof *rank);
@@ -138,6 +141,7 @@ static void push(uint64_t *heap, size_t *n, uint64_t x)
 static size_t merge_heap(struct tok_encoder *e, size_t n)
 {
     const struct tok_merges *m = &e->t->merges;
+    ASSERT(n > 0 && n <= e->scratch_cap);
     const uint32_t none = UINT32_MAX;
     size_t heap_count = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -153,6 +157,7 @@ static size_t merge_heap(struct tok_encoder *e, size_t n)
         if (heap_count) sift_down(e->heap, heap_count, 0);
         if (e->rank[at] != rank) continue;
         uint32_t gone = e->next[at], after = e->next[gone], before = e->prev[at];
+        ASSERT(gone != none && rank < m->count);
         e->sym[at] = m->merged[rank];
         e->rank[gone] = TOK_NO_RANK; /* dead: no entry's rank */
         e->next[at] = after;
@@ -211,6 +216,7 @@ static enum status encode_cached(struct tok_encoder *e, const uint8_t *s, size_t
 
 enum status tok__encode_word(struct tok_encoder *e, const uint8_t *s, size_t len)
 {
+    ASSERT(s >= e->base);
     if (!e->t->joints) return encode_cached(e, s, len);
     size_t start = 0, i = 0;
     uint32_t left = 0, right;

@@ -1,5 +1,6 @@
 /* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; an unsupported one
  * fails the load with ST_UNSUPPORTED. Runs at start-up only. */
+#include "config/base/assert.h"
 #include "config/base/json.h"
 #include "config/base/list.h"
 #include "config/base/utf8.h"
@@ -413,6 +414,7 @@ static struct tok_added *find_added(struct tokenizer *t, uint32_t id)
 
 enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags, struct err *err)
 {
+    ASSERT_CMP(id, <, t->vocab_size);
     struct tok_added *a = find_added(t, id);
     if (!a && !LIST_RESERVE(t->added, t->added_cap, t->added_count + 1))
         return err_nomem(err, "added_tokens");

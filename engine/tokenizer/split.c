@@ -9,6 +9,7 @@
  * CASED:       [^\r\n\p{L}\p{N}]?U*L+ | [^\r\n\p{L}\p{N}]?U+L* | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n/]* |
  *              \s*[\r\n]+ | \s+(?!\S) | \s+, U all letters and marks but \p{Ll}, L all but \p{Lu} and \p{Lt}
  * NUMBERS:     \p{N} | \P{N}+; NUMBERS3: \p{N}{1,3} | \P{N}+ */
+#include "config/base/assert.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -168,6 +169,7 @@ static size_t next_cased(const struct scan *c, size_t at)
 
 size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, size_t at)
 {
+    ASSERT(at < len && pattern != TOK_PATTERN_LITERAL);
     struct scan c = {.s = s, .len = len, .mark = pattern == TOK_PATTERN_DIGIT_MARKS ? UNI_LETTER : UNI_OTHER};
     if (pattern == TOK_PATTERN_PLAIN) return next_plain(&c, at);
     if (pattern == TOK_PATTERN_CASED) return next_cased(&c, at);

@@ -4,6 +4,7 @@
  * NFC is utf8proc's composition with a frozen table of the characters that need it: nothing composes across a
  * character that isn't in the table, so characters unknown to the reference stay unchanged, whatever version
  * of utf8proc is installed. */
+#include "config/base/assert.h"
 #include "config/base/list.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
@@ -233,6 +234,7 @@ static enum status nfc(const struct tok_text *x, struct tok_textbuf *out)
 
 enum status tok__replace(const struct tok_norm *r, const struct tok_text *x, struct tok_textbuf *out)
 {
+    ASSERT(r->kind == TOK_NORM_REPLACE && r->from_len > 0);
     size_t done = 0;
     enum status st;
     while (done < x->len) {

@@ -1,6 +1,7 @@
 /* The public functions: encoding of runs, lookups, incremental detokenizing. See tokenizer/internal.h for
  * the parts. Any thread.
  */
+#include "config/base/assert.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -162,6 +163,7 @@ static enum status add_template(struct tok_encoder *e)
 enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
                        bool add_special, size_t ids_max, struct tok_ids *out, struct err *err)
 {
+    ASSERT(runs || run_count == 0);
     struct tok_textbuf own = {.mixed = false};
     struct tok_text text;
     struct call c = {.e = {.t = t, .ids_max = ids_max}};
@@ -249,6 +251,7 @@ void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special)
 
 enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
 {
+    ASSERT(d->pending_len < sizeof d->pending);
     if (d->skip_special && tok_is_special(d->t, id)) return ST_OK;
     size_t len, i = 0;
     const uint8_t *s = (const uint8_t *)tok_bytes(d->t, id, &len);

@@ -84,9 +84,9 @@ static void fill(void)
         }
         uni_pages[page][c & 255] = (uint8_t)value;
         if ((c & 255) != 255) continue;
-        bool again = page > 0 && memcmp(uni_pages[page], uni_pages[page - 1], 256) == 0;
-        uni_page_of[c >> 8] = (uint8_t)(page - again);
-        page += !again;
+        bool same = page > 0 && memcmp(uni_pages[page], uni_pages[page - 1], 256) == 0;
+        uni_page_of[c >> 8] = (uint8_t)(page - same);
+        page += !same;
     }
 }
 

@@ -207,6 +207,8 @@ void tok__merges_prefetch(const struct tokenizer *t, uint32_t left, uint32_t rig
 void tok__merges_put(struct tokenizer *t, uint32_t left, uint32_t right, uint32_t merged)
 {
     struct tok_merges *m = &t->merges;
+    ASSERT(left < t->vocab_size && right < t->vocab_size && merged < t->vocab_size);
+    ASSERT(m->count < TOK_RANK_LIMIT);
     uint64_t key = (uint64_t)left << TOK_ID_BITS | right;
     uint32_t at = merge_home(m, key);
     while (m->slots[at & m->mask] != UINT64_MAX && m->slots[at & m->mask] >> TOK_RANK_BITS != key) at++;
@@ -568,6 +570,7 @@ static enum status fill_words(struct tokenizer *t)
 
 enum status tok__finish_vocab(struct tokenizer *t, struct err *err)
 {
+    ASSERT(t->vocab_size > 0 && t->vocab_size <= TOK_ID_LIMIT && !t->joints);
     memset(t->byte_id, 0xFF, sizeof t->byte_id);
     t->longest = 1;
     for (uint32_t id = 0; id < t->vocab_size; id++)

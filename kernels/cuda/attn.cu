@@ -121,7 +121,7 @@ static __device__ __forceinline__ void attn_tile(float (&s)[4][4], const uint16_
         top = fmaxf(top, __shfl_xor_sync(CU_FULL, top, 1));
         top = fmaxf(top, __shfl_xor_sync(CU_FULL, top, 2));
         top = fmaxf(top, st.max[i]);
-        float keep = top == st.max[i] ? 1.0f : cu_ex2(st.max[i] - top),
+        float rescale = top == st.max[i] ? 1.0f : cu_ex2(st.max[i] - top),
               shift = top == CU_NEG_INF ? 0.0f : top, sum = 0;
         st.max[i] = top;
         CU_UNROLL
@@ -132,11 +132,11 @@ static __device__ __forceinline__ void attn_tile(float (&s)[4][4], const uint16_
                 sum += s[n][k];
             }
         }
-        st.sum[i] = st.sum[i] * keep + sum;
+        st.sum[i] = st.sum[i] * rescale + sum;
         CU_UNROLL
         for (int n = 0; n < DV / 8; n++) {
-            st.o[n][2 * i] *= keep;
-            st.o[n][2 * i + 1] *= keep;
+            st.o[n][2 * i] *= rescale;
+            st.o[n][2 * i + 1] *= rescale;
         }
     }
     CU_UNROLL
@@ -310,16 +310,16 @@ __global__ __launch_bounds__(128) void attn_plain_k(attn_job j)
             if (j.softcap > 0) s = j.softcap * tanhf(s / j.softcap);
         }
         float top = fmaxf(max, cu_warp_max(s)), shift = top == CU_NEG_INF ? 0.0f : top,
-              keep = top == max ? 1.0f : expf(max - top), p = expf(s - shift);
+              rescale = top == max ? 1.0f : expf(max - top), p = expf(s - shift);
         max = top;
-        sum = sum * keep + cu_warp_sum(p);
+        sum = sum * rescale + cu_warp_sum(p);
         sp[warp][lane] = p;
         __syncwarp();
         CU_UNROLL
         for (uint32_t n = 0; n < PLAIN_DIM / 32; n++) {
             uint32_t c = n * 32 + lane;
             if (c >= d) continue;
-            float acc = o[n] * keep;
+            float acc = o[n] * rescale;
             for (uint32_t i = first; i <= last; i++) acc = fmaf(sp[warp][i], v[i * j.dpad + c], acc);
             o[n] = acc;
         }

@@ -174,7 +174,7 @@ static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j
                                                         attn_sm90_state<DV> &st, uint32_t (&p)[TILE / 16][4])
 {
     const uint32_t lane = threadIdx.x % 32;
-    float keep[2];
+    float rescale[2];
     CU_UNROLL
     for (int e = 0; e < TILE / 2; e++) {
         uint32_t key = first + (uint32_t)e / 4 * 8 + lane % 4 * 2 + (uint32_t)e % 2;
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j
         top = fmaxf(top, __shfl_xor_sync(CU_FULL, top, 2));
         top = fmaxf(top, st.max[i]);
         float shift = top == CU_NEG_INF ? 0.0f : top;
-        keep[i] = top == st.max[i] ? 1.0f : cu_ex2(st.max[i] - top);
+        rescale[i] = top == st.max[i] ? 1.0f : cu_ex2(st.max[i] - top);
         st.max[i] = top;
         CU_UNROLL
         for (int n = 0; n < TILE / 8; n++) {
@@ -201,11 +201,11 @@ static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j
                 sum += s[e];
             }
         }
-        st.sum[i] = st.sum[i] * keep[i] + sum;
+        st.sum[i] = st.sum[i] * rescale[i] + sum;
     }
-    if (__any_sync(CU_FULL, keep[0] != 1.0f || keep[1] != 1.0f)) { /* a factor of one changes nothing */
+    if (__any_sync(CU_FULL, rescale[0] != 1.0f || rescale[1] != 1.0f)) { /* a factor of one changes nothing */
         CU_UNROLL
-        for (int e = 0; e < DV / 2; e++) st.o[e] *= keep[e / 2 % 2];
+        for (int e = 0; e < DV / 2; e++) st.o[e] *= rescale[e / 2 % 2];
     }
     CU_UNROLL
     for (int k = 0; k < TILE / 16; k++) {

@@ -35,10 +35,10 @@ static void ref__attn_tile(const struct ref_attn *j, const void *k, const void *
         if (score[slot] > tile_max) tile_max = score[slot];
     }
     if (tile_max == -INFINITY) return; /* nothing visible to the row */
-    float new_max = tile_max > s->max ? tile_max : s->max, keep = expf(s->max - new_max);
+    float new_max = tile_max > s->max ? tile_max : s->max, rescale = expf(s->max - new_max);
     s->max = new_max;
-    s->sum *= keep;
-    for (uint32_t i = 0; i < d; i++) s->out[i] *= keep;
+    s->sum *= rescale;
+    for (uint32_t i = 0; i < d; i++) s->out[i] *= rescale;
     for (uint32_t slot = 0; slot < KV_SLOTS; slot++) {
         if (first + slot < lo || first + slot > hi) continue;
         float p = expf(score[slot] - new_max);
