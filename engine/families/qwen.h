@@ -1,6 +1,6 @@
 /* Shared by the Qwen files, and by those of models that contain one: besides standard.h, the common parts of
- * the three towers. Class defaults are those of transformers 5.23's configuration classes; released files that
- * differ (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. */
+ * the three towers. Class defaults are those of transformers 5.23's configuration classes; released files
+ * that differ (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. */
 #ifndef KVASIR_FAMILIES_QWEN_H
 #define KVASIR_FAMILIES_QWEN_H
 
