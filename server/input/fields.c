@@ -206,7 +206,8 @@ enum status fields_read(struct generation *g, json_t *from, unsigned read, unsig
 {
     note_unknown(g, from, known);
     for (size_t i = 0; i < ROWS; i++) {
-        json_t *v = rows[i].apis & read ? field(from, rows[i].name) : NULL;
+        unsigned of = rows[i].kind == KIND_ELSEWHERE ? known : read; /* of a count, too */
+        json_t *v = rows[i].apis & of ? field(from, rows[i].name) : NULL;
         if (v && row_read(g, &rows[i], from, v)) return ST_INVALID;
         if (v) note_within(g, &rows[i], v);
     }
