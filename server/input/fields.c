@@ -5,6 +5,7 @@
 #include "server/input/input.h"
 #include "server/input/parse.h"
 #include "server/json/fields.h"
+#include "server/json/parser.h"
 
 #include <math.h>
 #include <string.h>
@@ -147,9 +148,9 @@ static json_t *schema_of(const char *text)
 {
     char quoted[2048];
     size_t n = 0;
+    json_t *out;
     for (; text[n] && n + 1 < sizeof quoted; n++) quoted[n] = (char)(text[n] == '\'' ? '"' : text[n]);
-    quoted[n] = '\0';
-    return json_loads(*quoted ? quoted : "{}", 0, NULL);
+    return json_from_text(n ? quoted : "{}", n ? n : 2, &out) ? NULL : out;
 }
 
 /* Warns of members of `from` that are nearly one of names[0..count). in: "reasoning." or empty. */
