@@ -14,7 +14,8 @@ static inline bool list__reserve(void *list, size_t size, void *cap, size_t cap_
     size_t to = 0, bytes;
     void *p;
     memcpy(cap_size == sizeof small ? (void *)&small : &to, cap, cap_size);
-    to = 2 * (to | small) + 4;
+    to |= small;
+    to += to / 2 + 4; /* memory is counted by capacity: grammars, responses */
     if (to < need) to = need;
     small = (uint32_t)to;
     if ((cap_size == sizeof small && small != to) || mul_overflows(to, size, &bytes)) return false;
@@ -26,7 +27,7 @@ static inline bool list__reserve(void *list, size_t size, void *cap, size_t cap_
 }
 
 /* Gives `list`, an array of `cap` elements (a uint32_t or a size_t), a capacity of at least `need`, and of
- * twice as many as before. False: out of memory; nothing has changed. Of arrays with one capacity the last is
+ * half as many more than before. False: out of memory; nothing has changed. Of arrays with one capacity the last is
  * given `cap`, those before it a copy. */
 #define LIST_RESERVE(list, cap, need)                                                                        \
     ((need) <= (cap) || list__reserve(&(list), sizeof *(list), &(cap), sizeof(cap), need))
