@@ -188,7 +188,7 @@ start_api() { # start_api NAME
     *) suite_start "api $1" api "$1" build/release/kvasir ;;
     esac
 }
-sanitized="test_api test_hostile test_connections test_images test_watch test_websocket"
+sanitized="test_api test_hostile test_connections test_images test_remote_media test_watch test_websocket"
 short=$((1 + quick))
 for t in $first; do start_api "$t"; done
 suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear \

@@ -27,8 +27,8 @@ static inline bool list__reserve(void *list, size_t size, void *cap, size_t cap_
 }
 
 /* Gives `list`, an array of `cap` elements (a uint32_t or a size_t), a capacity of at least `need`, and of
- * half as many more than before. False: out of memory; nothing has changed. Of arrays with one capacity the last is
- * given `cap`, those before it a copy. */
+ * half as many more than before. False: out of memory; nothing has changed. Of arrays with one capacity the
+ * last is given `cap`, those before it a copy. */
 #define LIST_RESERVE(list, cap, need)                                                                        \
     ((need) <= (cap) || list__reserve(&(list), sizeof *(list), &(cap), sizeof(cap), need))
 

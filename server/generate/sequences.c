@@ -79,8 +79,8 @@ void gen_free(struct generation *g)
     stop_set_free(g->stops);
     tool_types_destroy(g->rules.tool_types);
     json_decref(g->rules.bare_calls);
+    gen_read_free(g);
     inference_request_free(&g->q);
-    gen_read_end(g);
     free(g->dialect_state);
     free(g);
 }

@@ -286,19 +286,19 @@ void gen_body_free(struct generation *g)
     g->prep.root = NULL;
 }
 
-/* Before the request is queued, and here, not on the loop: freeing millions of values takes a while, also for
- * a refused request. */
-void gen_read_end(struct generation *g)
+void gen_read_free(struct generation *g)
 {
-    json_t **owned[] = {&g->q.tools, &g->q.documents, &g->q.variables};
     gen_body_free(g);
     if (g->prep.chat) chat_fini(g->prep.chat);
     free(g->prep.chat);
     g->prep.chat = NULL;
-    chat_messages_free(&g->q.messages);
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
-        json_decref(*owned[i]);
-        *owned[i] = NULL;
-    }
+    inference_request_shed(&g->q);
+}
+
+/* Before the request is queued, and here, not on the loop: freeing millions of values takes a while, also for
+ * a refused request. */
+void gen_read_end(struct generation *g)
+{
+    gen_read_free(g);
     if (g->caller.body_bytes > TRIM_COST) malloc_trim(0); /* else the allocator keeps them per worker */
 }

@@ -108,6 +108,8 @@ struct inference_request {
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
+/* Frees messages, tools, documents and variables: the prompts are made. */
+void inference_request_shed(struct inference_request *q);
 void inference_request_free(struct inference_request *q);
 
 #endif

@@ -173,6 +173,7 @@ bool gen_job_over(struct generation *g);
 void gen_body_free(struct generation *g); /* the request is read */
 /* The prompt is built, or never will be: frees its parts, and the body. */
 void gen_read_end(struct generation *g);
+void gen_read_free(struct generation *g); /* if it was not called: when the client is gone */
 /* Checks that `model` names the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 enum status request_model_unknown(struct request *r, const char *name); /* 404 */
