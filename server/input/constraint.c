@@ -422,6 +422,7 @@ void gen_constraint_made(struct generation *g)
     free(g->compile.key);
     g->compile.source = NULL;
     g->compile.key = NULL;
+    inference_request_form_free(&g->q);
 }
 
 enum status gen_constraint_compile(struct generation *g)

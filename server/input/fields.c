@@ -105,6 +105,7 @@ static enum status number_read(struct generation *g, const struct field_row *row
 
 static enum status row_read(struct generation *g, const struct field_row *row, json_t *from, json_t *v)
 {
+    enum { LONGEST = 1024 };
     void *to = (char *)&g->q + row->at;
     bool is = false;
     switch (row->kind) {
@@ -118,6 +119,7 @@ static enum status row_read(struct generation *g, const struct field_row *row, j
     case KIND_FLOAT: return number_read(g, row, from, to);
     case KIND_TEXT:
     case KIND_LOOSE:
+        if (json_string_length(v) > LONGEST) return ST_OK; /* counts as absent: it is kept until the end */
         if (json_is_string(v)) return arena_text(&g->q.arena, v, to) ? gen_nomem(g) : ST_OK;
         return row->kind == KIND_LOOSE
                    ? ST_OK

@@ -21,7 +21,7 @@ static enum status text_format(struct generation *g, json_t *v, const char *path
 {
     if (!json_is_string(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be a string.", path);
     *f = (struct response_format){.kind = kind, .param = path};
-    return arena_text(&g->q.arena, v, &f->text) ? gen_nomem(g) : ST_OK;
+    return arena_text(&g->q.form, v, &f->text) ? gen_nomem(g) : ST_OK;
 }
 
 /* A schema, or a schema as a string. */
@@ -49,12 +49,12 @@ static enum status choice_format(struct generation *g, json_t *v, const char *pa
     if (!json_is_array(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an array.", path);
     if (!n) return api_fail(g->e, 400, "invalid_value", path, "%s is empty.", path);
     *f = (struct response_format){.kind = FORMAT_CHOICE, .param = path};
-    if (!(f->choices = arena_alloc(&g->q.arena, n, sizeof *f->choices))) return gen_nomem(g);
+    if (!(f->choices = arena_alloc(&g->q.form, n, sizeof *f->choices))) return gen_nomem(g);
     for (; f->choice_count < n; f->choice_count++) {
         json_t *one = json_array_get(v, f->choice_count);
         if (!json_is_string(one))
             return api_fail(g->e, 400, "invalid_type", path, "%s must be a list of strings.", path);
-        if (arena_text(&g->q.arena, one, &f->choices[f->choice_count])) return gen_nomem(g);
+        if (arena_text(&g->q.form, one, &f->choices[f->choice_count])) return gen_nomem(g);
     }
     return ST_OK;
 }

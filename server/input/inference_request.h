@@ -58,7 +58,8 @@ struct prompt_input {
 };
 
 struct inference_request {
-    struct arena arena; /* owns what the rest points to */
+    struct arena arena; /* owns what the rest points to; prompts are in that of `messages` */
+    struct arena form;  /* owns what `format` and the allowed tools point to */
     enum gen_kind kind;
     const char *source; /* static: the field with the prompt, for errors */
     /* what is prompted with; until the prompts are made */
@@ -108,8 +109,10 @@ struct inference_request {
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
-/* Frees messages, tools, documents and variables: the prompts are made. */
+/* Frees messages, inputs, tools, documents and variables: the prompts are made. What a client can make large
+ * is not held while it is answered. */
 void inference_request_shed(struct inference_request *q);
+void inference_request_form_free(struct inference_request *q); /* the output's grammar is made */
 void inference_request_free(struct inference_request *q);
 
 #endif

@@ -192,7 +192,7 @@ static enum status infill_check(struct generation *g, json_t *suffix)
     for (size_t i = 0; i < g->q.input_count; i++) texts = texts && g->q.inputs[i].text.data;
     if (!texts)
         return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
-    if (arena_text(&g->q.arena, suffix, &g->q.suffix)) return gen_nomem(g);
+    if (arena_text(&g->q.messages.arena, suffix, &g->q.suffix)) return gen_nomem(g);
     return infill_ends(g);
 }
 
@@ -202,7 +202,7 @@ static enum status ids_read(struct generation *g, json_t *list, const char *path
 {
     size_t count = json_array_size(list);
     if (!count) return api_fail(g->e, 400, "empty_array", path, "The prompt is empty.");
-    if (!(in->ids = arena_alloc(&g->q.arena, count, sizeof *in->ids))) return gen_nomem(g);
+    if (!(in->ids = arena_alloc(&g->q.messages.arena, count, sizeof *in->ids))) return gen_nomem(g);
     for (; in->id_count < count; in->id_count++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, in->id_count), &id))
@@ -230,17 +230,17 @@ static enum status inputs_read(struct generation *g, json_t *v)
     size_t count = q->inputs_listed ? json_array_size(v) : 1;
     if (!count) return api_fail(g->e, 400, "empty_array", name, "%s is empty.", name);
     if (gen_prompts_new(g, count)) return ST_INVALID;
-    if (!(q->inputs = arena_alloc(&q->arena, count, sizeof *q->inputs))) return gen_nomem(g);
+    if (!(q->inputs = arena_alloc(&q->messages.arena, count, sizeof *q->inputs))) return gen_nomem(g);
     for (; q->input_count < count; q->input_count++) {
         json_t *one = q->inputs_listed ? json_array_get(v, q->input_count) : v;
         struct prompt_input *in = &q->inputs[q->input_count];
         char path[40];
         input_path(g, q->input_count, path);
-        enum status st = json_is_string(one) ? arena_text(&q->arena, one, &in->text) ? gen_nomem(g) : ST_OK
-                         : json_is_array(one)
-                             ? ids_read(g, one, path, in)
-                             : api_fail(g->e, 400, "invalid_type", path,
-                                        "A prompt must be a string or an array of token ids.");
+        enum status st =
+            json_is_string(one)  ? arena_text(&q->messages.arena, one, &in->text) ? gen_nomem(g) : ST_OK
+            : json_is_array(one) ? ids_read(g, one, path, in)
+                                 : api_fail(g->e, 400, "invalid_type", path,
+                                            "A prompt must be a string or an array of token ids.");
         if (st) return st;
     }
     return ST_OK;

@@ -109,12 +109,12 @@ enum status gen_choose_among(struct generation *g, json_t *mode, json_t *list, b
     struct tool_choice *f = &g->q.tool_choice;
     f->limited = true;
     f->required = json_is(mode, "required");
-    if (!(f->allowed = arena_alloc(&g->q.arena, json_array_size(list), sizeof *f->allowed)))
+    if (!(f->allowed = arena_alloc(&g->q.form, json_array_size(list), sizeof *f->allowed)))
         return gen_nomem(g);
     for (size_t i = 0; i < json_array_size(list); i++) {
         json_t *one = json_array_get(list, i), *in = field(one, "function"),
                *name = field(in ? in : one, "name"); /* a hosted tool has none */
-        if (json_is_string(name) && arena_text(&g->q.arena, name, &f->allowed[f->allowed_count++]))
+        if (json_is_string(name) && arena_text(&g->q.form, name, &f->allowed[f->allowed_count++]))
             return gen_nomem(g);
     }
     return ST_OK;
