@@ -83,6 +83,7 @@ struct model_info {
     const char *kv_dtype; /* type of the KV cache: dtype or "int8" */
     const char *backend;  /* kernel set, e.g. "cpu-amx" */
     const char *gemm;     /* GPU: whose matrix products (be_caps.gemm); NULL on the CPU */
+    uint32_t numerics;    /* revision of the engine's arithmetic */
     char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, types, kernel set */
     uint64_t parameters;  /* weights count */
     uint64_t weight_bytes;

@@ -32,6 +32,17 @@ static void meta(struct json_writer *o, const struct model *m)
            m->info->weight_bytes);
 }
 
+/* What decides the bits of an output besides the request: docs/determinism.md. An answer's system_fingerprint
+ * names the same. There is no mode without batch invariance. */
+static void determinism(struct json_writer *o, const struct model_info *m)
+{
+    jw_put(
+        o,
+        ",\"determinism\":{\"batch_invariant\":true,\"system_fingerprint\":%s,\"kernel_set\":%s,\"gemm\":%s,"
+        "\"dtype\":%s,\"weights\":%s,\"kv_dtype\":%s,\"numerics_revision\":%u}",
+        m->fingerprint, m->backend, m->gemm, m->dtype, m->weights, m->kv_dtype, m->numerics);
+}
+
 static void card(struct json_writer *o, const struct request *r, const char *name)
 {
     const struct server *s = r->srv;
@@ -49,6 +60,7 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
         jw_put(o, ",\"architectures\":[%s],\"endpoints\":[\"/classify\",\"/v1/rerank\",\"/v1/score\"]",
                s->ctx.model->info->retrieval.classifier);
     if (s->ctx.model) meta(o, s->ctx.model);
+    if (s->ctx.model) determinism(o, s->ctx.model->info);
     jw_text(o, "}");
 }
 
@@ -150,7 +162,9 @@ void api_props_start(struct request *r)
            r->srv->ctx.model_name);
     jw_string(&o, source, len);
     jw_text(&o, m->caps.images ? ",\"modalities\":{\"vision\":true" : ",\"modalities\":{\"vision\":false");
-    jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"}");
+    jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"");
+    determinism(&o, m->info);
+    jw_text(&o, "}");
     request_respond(r, o.st ? 500 : 200);
 }
 

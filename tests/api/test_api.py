@@ -601,6 +601,11 @@ def test_tokenize(s):
     check.equal("its end token is one", (len(eos), said), (1, info["eos_token"]))
     props = json.loads(s.request("GET", "/props")[2])
     check.equal("its template", info["chat_template"], props["chat_template"])
+    card = json.loads(s.request("GET", "/v1/models")[2])["data"][0]
+    check.equal("determinism", props["determinism"], card["determinism"])
+    promise, answer = card["determinism"], s.ok(TEXT, text(max_tokens=1))
+    check.equal("of an answer", answer["system_fingerprint"], promise["system_fingerprint"])
+    check.true("it is on", promise["batch_invariant"] is True and promise["numerics_revision"] > 0)
 
 
 def test_misspelt(s):
