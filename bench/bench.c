@@ -268,7 +268,7 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
         struct err err = {{0}};
         bool done = false;
         double t = now_s();
-        ok = engine_features_create(e, &img, &f, &err) == ST_OK;
+        ok = engine_features_create(e, &img, NULL, &f, &err) == ST_OK;
         if (!ok) break;
         while (ok && !done) ok = engine_features_step(e, f, 0, &done, &err) == ST_OK;
         lap(r, t, 1);

@@ -442,11 +442,13 @@ static size_t row_floats(const struct engine *e, const struct engine_features *f
 }
 
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
-                                   struct engine_features **out, struct err *err)
+                                   const struct adapter *adapter, struct engine_features **out,
+                                   struct err *err)
 {
     if (!e->net.desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no images");
     struct engine_features *f = calloc(1, sizeof *f);
     if (!f) return err_nomem(err, "an image");
+    f->adapter = adapter;
     enum status st = vision_measure(e, pixels, f, err);
     if (!st && !engine__vision_room(e, f->patches))
         st = err_set(err, ST_TOO_LARGE, "an image of %u patches takes %llu MiB: more than is left for it",

@@ -92,15 +92,37 @@ void engine_caps(const struct engine *e, struct engine_caps *out);
 uint64_t engine_progress(const struct engine *e);
 const struct model_info *engine_model(const struct engine *e); /* immutable, any thread, lives as long as e */
 
+/* ---- adapters (LoRA) ---- */
+struct adapter; /* weights that are added to some of the model's products, in backend memory; immutable */
+struct adapter_info {
+    uint8_t digest[32]; /* of what is computed: matrices and scales, whatever the files or their names */
+    uint64_t bytes;     /* backend memory */
+    uint32_t matrices;  /* of the model that it adds to */
+    uint32_t rank_max;
+    bool touches_images; /* adds to the tower or the projector: an image's features are the adapter's own */
+    char base[256];      /* the base model's name in the files; "": none */
+};
+/* Reads a directory as PEFT saves it (adapter_config.json, adapter_model.safetensors) or a GGUF file of
+ * llama.cpp's converter, and checks it against the model. Any thread: all work is the caller's, no step
+ * waits; two at a time take turns. ST_UNSUPPORTED names what is not served (DoRA, modules_to_save, biases,
+ * ...); ST_FORMAT: what does not fit the model. */
+enum status adapter_open(struct engine *e, const char *path, struct adapter **out,
+                         struct err *err) KV_MUST_CHECK;
+const struct adapter_info *adapter_info(const struct adapter *a);
+/* Any thread, before engine_close, once no step in flight and no image's encode has it. NULL is fine. */
+void adapter_free(struct engine *e, struct adapter *a);
+
 /* ---- image features ---- */
 struct engine_features; /* encoded rows of one image, in backend memory */
 /* Starts an encode; copies the pixels (their size decides the rows; ST_INVALID: a size that the model does
- * not take). The tower runs in slices so that decoding is not starved: each engine_features_step runs
+ * not take). adapter: NULL, or it stays until the encode is done. The tower
+ * runs in slices so that decoding is not starved: each engine_features_step runs
  * `layers` more layers (0 = all that are left), of a large image a part of one, and sets *done at the end.
  * The slicing does not change the result, bit for bit. Not while a step is in flight. ST_TOO_LARGE: no memory
  * planned for an image of that size. */
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
-                                   struct engine_features **out, struct err *err) KV_MUST_CHECK;
+                                   const struct adapter *adapter, struct engine_features **out,
+                                   struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
                                  struct err *err) KV_MUST_CHECK;
 size_t engine_features_bytes(const struct engine_features *f);
@@ -126,6 +148,7 @@ struct engine_span {
  * earlier positions are in the cache (sliding groups: those that the window can still reach). */
 struct engine_chunk {
     uint32_t position, count;
+    const struct adapter *adapter; /* NULL: the model itself */
     /* Of a step that is submitted behind the one in flight: 1 + the index of the chunk there that samples
      * this chunk's only token, which is not yet in `tokens`. 0: none; the same for all chunks of a step. */
     uint32_t after;

@@ -236,6 +236,7 @@ struct engine {
 
 /* One image during its encode, then its rows. */
 struct engine_features {
+    const struct adapter *adapter;   /* or NULL */
     struct image_u8 pixels;          /* host copy; freed once the patches are embedded */
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;

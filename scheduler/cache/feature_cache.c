@@ -154,10 +154,10 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
 {
     ASSERT(f->state == FEATURES_EMPTY && f->holders > 0);
     struct err first = {{0}};
-    enum status st = engine_features_create(c->engine, pixels, &f->features, &first);
+    enum status st = engine_features_create(c->engine, pixels, NULL, &f->features, &first);
     if (st == ST_NOMEM && c->idle.head) {
         evict(c, 0); /* an image needed now comes before idle ones */
-        st = engine_features_create(c->engine, pixels, &f->features, &first);
+        st = engine_features_create(c->engine, pixels, NULL, &f->features, &first);
     }
     if (st) {
         f->features = NULL;

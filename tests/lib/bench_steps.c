@@ -294,7 +294,7 @@ static bool bench_image(struct engine *e, const struct engine_costs *c, struct b
     for (int i = 0; ok && i <= REPEATS; i++) {
         struct engine_features *f = NULL;
         double t = bench_now();
-        ok = engine_features_create(e, &img, &f, &err) == ST_OK;
+        ok = engine_features_create(e, &img, NULL, &f, &err) == ST_OK;
         for (bool done = false; ok && !done;) ok = engine_features_step(e, f, 0, &done, &err) == ST_OK;
         t = bench_now() - t;
         engine_features_free(e, f);

@@ -37,7 +37,7 @@ static void encode(struct mini_sched *m, struct mini_seq *s)
     s->features = calloc(s->image_count + 1, sizeof *s->features);
     s->uses = calloc(2 * s->image_count + 1, sizeof *s->uses); /* with the text between, where it has spans */
     for (uint32_t i = 0; i < s->image_count; i++) {
-        must(engine_features_create(m->e, &s->images[i].pixels, &s->features[i], &err), &err);
+        must(engine_features_create(m->e, &s->images[i].pixels, NULL, &s->features[i], &err), &err);
         for (bool done = false; !done;)
             must(engine_features_step(m->e, s->features[i], m->encode_layers, &done, &err), &err);
     }

@@ -154,8 +154,10 @@ static uint32_t fake_advance(uint32_t rows)
     return 1 + rows / 2;
 }
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
-                                   struct engine_features **out, struct err *err)
+                                   const struct adapter *adapter, struct engine_features **out,
+                                   struct err *err)
 {
+    (void)adapter;
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     ASSERT_CMP(e->submitted, ==, e->waited);
     *out = calloc(1, sizeof **out);

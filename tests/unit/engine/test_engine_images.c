@@ -65,7 +65,7 @@ static struct engine_features *begin(struct engine *e, const struct image_u8 *im
 {
     struct engine_features *f = NULL;
     struct err err = {""};
-    if (engine_features_create(e, img, &f, &err)) fail_msg("%s", err.msg);
+    if (engine_features_create(e, img, NULL, &f, &err)) fail_msg("%s", err.msg);
     return f;
 }
 
@@ -143,7 +143,7 @@ static void test_no_room(void **state)
     engine_caps(e, &caps);
     assert_in_range(caps.image_tokens_max, PLANNED / 4 + 1, 8191);
     e->plan.spare = 1 << 14;
-    assert_int_equal(engine_features_create(e, &large, &big, &err), ST_TOO_LARGE);
+    assert_int_equal(engine_features_create(e, &large, NULL, &big, &err), ST_TOO_LARGE);
     assert_null(big);
     assert_non_null(strstr(err.msg, "16896 patches"));
     while (!slice(e, f, 1)) {

@@ -29,7 +29,7 @@ static void encode(struct engine *e, const struct image_u8 *pixels, uint32_t lay
     struct engine_features *f;
     struct err err;
     bool done = false;
-    if (engine_features_create(e, pixels, &f, &err)) fail_msg("%s", err.msg);
+    if (engine_features_create(e, pixels, NULL, &f, &err)) fail_msg("%s", err.msg);
     while (!done)
         if (engine_features_step(e, f, layers, &done, &err)) fail_msg("%s", err.msg);
     r->width = e->net.desc.hidden;

@@ -308,7 +308,7 @@ static void test_image_waits_once(void **state)
         bool done = false;
         struct err err;
         cuemu_counts(NULL, NULL, &before);
-        assert_int_equal(engine_features_create(e, &p.pixels, &f, &err), ST_OK);
+        assert_int_equal(engine_features_create(e, &p.pixels, NULL, &f, &err), ST_OK);
         while (!done) assert_int_equal(engine_features_step(e, f, 1, &done, &err), ST_OK);
         engine_features_free(e, f);
         cuemu_counts(NULL, NULL, &after);

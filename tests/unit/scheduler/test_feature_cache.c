@@ -33,8 +33,10 @@ struct engine {
 };
 
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
-                                   struct engine_features **out, struct err *err)
+                                   const struct adapter *adapter, struct engine_features **out,
+                                   struct err *err)
 {
+    (void)adapter;
     if (pixels->width != 1) return err_set(err, ST_INVALID, "an image of the wrong size");
     if (e->live_max && e->live >= e->live_max) return err_set(err, ST_NOMEM, "the device is full");
     *out = calloc(1, sizeof **out);

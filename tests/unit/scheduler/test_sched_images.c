@@ -46,8 +46,10 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
         (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_grains = 1};
 }
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
-                                   struct engine_features **out, struct err *err)
+                                   const struct adapter *adapter, struct engine_features **out,
+                                   struct err *err)
 {
+    (void)adapter;
     if (e->full) return err_set(err, ST_NOMEM, "the device is full");
     if (pixels->width != 1) return err_set(err, ST_INVALID, "an image of the wrong size");
     *out = calloc(1, sizeof **out);
