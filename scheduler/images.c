@@ -196,8 +196,8 @@ static struct feature_entry *hold(struct scheduler *s, const struct sequence *q,
     static const uint8_t in_doubt[32];
     struct feature_cache *c = s->features;
     if (q->req.no_cache_read || memcmp(key, in_doubt, sizeof in_doubt) == 0) return features_get_private(c);
-    if (q->req.no_cache_write && !features_find(c, q->req.salt, key)) return features_get_private(c);
-    return features_get(c, q->req.salt, key);
+    if (q->req.no_cache_write && !features_find(c, q->image_salt, key)) return features_get_private(c);
+    return features_get(c, q->image_salt, key);
 }
 
 /* Sends EV_IMAGE. False: out of memory. */
@@ -243,7 +243,7 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_imag
         if (!f->entry) f->entry = hold(s, q, p->spans[i].key);
         if (!f->entry) return false;
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
-        if (!q->req.no_cache_read && sched__offload_image(s, f->entry, q->req.salt, p->spans[i].key))
+        if (!q->req.no_cache_read && sched__offload_image(s, f->entry, q->image_salt, p->spans[i].key))
             continue;
         uint32_t twin = q->next_span; /* the same image earlier in the prompt is encoded before this one is
                                          needed */
@@ -306,7 +306,7 @@ bool sched__encode_slice(struct scheduler *s)
     bool begins = features_state(f) == FEATURES_EMPTY;
     uint32_t layers = slice_layers(s, begins ? pixels_of(q, image) : NULL);
     if (begins) {
-        st = features_begin(c, f, pixels_of(q, image), &err);
+        st = features_begin(c, f, pixels_of(q, image), sched__image_adapter(q), &err);
         image_u8_free(&q->features[image].pixels);
     }
     if (!st) st = features_encode(c, f, layers, &err);

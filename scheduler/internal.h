@@ -54,8 +54,9 @@ struct sequence {
     struct sequence *prev, *next; /* inbox, waiting or running list */
     enum seq_state state;         /* of its current list, or its last one */
     struct seq_id id;
-    struct sched_sequence req;
-    uint64_t arrival; /* order of submission: ties of priority, preemption order */
+    struct sched_sequence req; /* its salt: sched_namespace, of KV */
+    uint8_t image_salt[32];    /* of encoded images: the same only if the adapter touches them */
+    uint64_t arrival;          /* order of submission: ties of priority, preemption order */
     atomic_bool cancelled;
     bool alone;       /* runs alone, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
@@ -377,6 +378,12 @@ static inline struct radix_view sched__view(const struct sequence *q)
                                .spans = p->spans,
                                .span_count = p->span_count,
                                .salt = q->req.salt};
+}
+
+/* The adapter that its images are encoded with. */
+static inline const struct adapter *sched__image_adapter(const struct sequence *q)
+{
+    return q->req.adapter && adapter_info(q->req.adapter)->touches_images ? q->req.adapter : NULL;
 }
 
 /* Whether q may reuse tokens, and how many. Log-probs and most pooling of the prompt require computing it; a

@@ -12,6 +12,9 @@
 #define KVASIR_SCHEDULER_H
 
 #include "engine/engine.h"
+
+#include <stdatomic.h>
+
 #include "scheduler/cache/cache_report.h"
 
 struct cache_store_options; /* scheduler/cache/cache_store.h */
@@ -91,12 +94,14 @@ struct sched_sequence {
     bool ignore_eos;
     const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
-    int64_t priority;   /* lower = earlier; equal: tenants share evenly, then first come, first served */
-    int64_t rank;       /* among the tenant's own sequences of equal priority: lower = earlier */
-    uint64_t tenant;    /* hash of the API key or user, for fairness between tenants; 0 = unknown */
-    uint8_t salt[32];   /* namespace of prefix cache and image features: hash of the request's cache_salt; all
+    int64_t priority; /* lower = earlier; equal: tenants share evenly, then first come, first served */
+    int64_t rank;     /* among the tenant's own sequences of equal priority: lower = earlier */
+    uint64_t tenant;  /* hash of the API key or user, for fairness between tenants; 0 = unknown */
+    uint8_t salt[32]; /* namespace of prefix cache and image features: hash of the request's cache_salt; all
                            zero = the shared one */
-    bool no_cache_read; /* computes its whole prompt */
+    const struct adapter *adapter; /* borrowed until EV_END; NULL: the model itself */
+    atomic_uint *running; /* counts the sequence while it is in the running batch; NULL: nothing does */
+    bool no_cache_read;   /* computes its whole prompt */
     bool no_cache_write;  /* publishes nothing */
     bool progress;        /* EV_PROGRESS after each step of its prefill */
     uint64_t deadline_us; /* on the clock of sched_step's now_us; 0 = none. After it: END_DEADLINE */
@@ -138,6 +143,10 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
                          struct err *err) KV_MUST_CHECK;
 void sched_destroy(
     struct scheduler *s); /* after sched_run returned; sequences still alive are dropped without events */
+
+/* The namespace of what a salt's sequences compute with an adapter (NULL: none; then the salt): of its
+ * content, whatever its name. The last 8 bytes are the digest's first. */
+void sched_namespace(const uint8_t salt[32], const struct adapter *adapter, uint8_t out[32]);
 
 /* Longest sequence (prompt + output) that the context and an empty KV arena can hold: the server's
  * max_model_len. */

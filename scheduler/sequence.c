@@ -4,6 +4,7 @@
 
 #include "config/base/assert.h"
 #include "config/base/list.h"
+#include "config/base/sha256.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,18 @@ void sched__sequence_free(struct sequence *q)
     free(q);
 }
 
+void sched_namespace(const uint8_t salt[32], const struct adapter *adapter, uint8_t out[32])
+{
+    struct sha256 s;
+    if (out != salt) memcpy(out, salt, 32);
+    if (!adapter) return;
+    sha256_init(&s);
+    sha256_add(&s, salt, 32);
+    sha256_add(&s, adapter_info(adapter)->digest, 32);
+    sha256_end(&s, out);
+    memcpy(out + 24, adapter_info(adapter)->digest, 8);
+}
+
 enum status sched__sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total,
                                    struct sequence **out)
 {
@@ -42,6 +55,8 @@ enum status sched__sequence_create(const struct scheduler *s, const struct sched
     if (!q) return ST_NOMEM;
     const struct prompt *p = r->prompt;
     q->req = *r;
+    sched_namespace(r->salt, r->adapter, q->req.salt);
+    memcpy(q->image_salt, sched__image_adapter(q) ? q->req.salt : r->salt, sizeof q->image_salt);
     q->tokens_max = r->tokens_max;
     q->count = p->token_count;
     /* A first capacity: long outputs grow it, most never need the whole context. */
@@ -81,6 +96,8 @@ static const struct state_rule rules[] = {
 void sched__seq_to(struct sequence *q, enum seq_state state)
 {
     ASSERT_NEXT(rules, q->state, state, "sequence %u of slot %u", q->id.gen, q->id.slot);
+    if (q->req.running && state == SEQ_RUNNING) atomic_fetch_add(q->req.running, 1);
+    if (q->req.running && q->state == SEQ_RUNNING) atomic_fetch_sub(q->req.running, 1);
     q->state = state;
 }
 

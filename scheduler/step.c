@@ -164,6 +164,7 @@ static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_ch
     const struct prompt *p = q->req.prompt;
     *r = (struct engine_chunk){.position = q->position,
                                .count = n,
+                               .adapter = q->req.adapter,
                                .tokens = q->tokens,
                                .token_count = count,
                                .prompt_count = p->token_count,

@@ -150,14 +150,14 @@ const struct engine_features *features_of(const struct feature_entry *f)
 }
 
 enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels,
-                           struct err *err)
+                           const struct adapter *adapter, struct err *err)
 {
     ASSERT(f->state == FEATURES_EMPTY && f->holders > 0);
     struct err first = {{0}};
-    enum status st = engine_features_create(c->engine, pixels, NULL, &f->features, &first);
+    enum status st = engine_features_create(c->engine, pixels, adapter, &f->features, &first);
     if (st == ST_NOMEM && c->idle.head) {
         evict(c, 0); /* an image needed now comes before idle ones */
-        st = engine_features_create(c->engine, pixels, NULL, &f->features, &first);
+        st = engine_features_create(c->engine, pixels, adapter, &f->features, &first);
     }
     if (st) {
         f->features = NULL;

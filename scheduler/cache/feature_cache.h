@@ -87,10 +87,10 @@ enum feature_state features_state(const struct feature_entry *f);
 const struct engine_features *
 features_of(const struct feature_entry *f); /* of a DONE entry that the caller holds */
 
-/* EMPTY -> ENCODING; copies the pixels. If memory is short, idle entries are evicted first. Errors of
- * engine_features_create leave it EMPTY. */
+/* EMPTY -> ENCODING; copies the pixels. adapter: as engine_features_create has it. If memory is short, idle
+ * entries are evicted first. Errors of engine_features_create leave it EMPTY. */
 enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels,
-                           struct err *err) KV_MUST_CHECK;
+                           const struct adapter *adapter, struct err *err) KV_MUST_CHECK;
 /* Runs `layers` more layers of the tower (0 = all); the state says whether it is DONE. Errors of
  * engine_features_step: EMPTY again. */
 enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,

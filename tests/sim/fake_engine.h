@@ -144,6 +144,21 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
     *out = e->caps;
 }
 
+/* ---- adapters: they change every item, and those that touch images the features too ---- */
+struct adapter {
+    struct adapter_info info;
+};
+const struct adapter_info *adapter_info(const struct adapter *a)
+{
+    return &a->info;
+}
+static uint64_t fake_adapted(const struct adapter *a, uint64_t value)
+{
+    uint64_t head = 0;
+    if (a) memcpy(&head, a->info.digest, sizeof head);
+    return a ? fake_mix(value ^ head) : value;
+}
+
 /* ---- images ---- */
 static uint64_t fake_pixels_hash(const struct image_u8 *p)
 {
@@ -157,11 +172,10 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
                                    const struct adapter *adapter, struct engine_features **out,
                                    struct err *err)
 {
-    (void)adapter;
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     ASSERT_CMP(e->submitted, ==, e->waited);
     *out = calloc(1, sizeof **out);
-    (*out)->hash = fake_pixels_hash(pixels);
+    (*out)->hash = fake_adapted(adapter, fake_pixels_hash(pixels));
     (*out)->layers_left = 1 + (uint32_t)((*out)->hash % 5);
     e->live_features++;
     e->encodes++;
@@ -266,9 +280,9 @@ static uint64_t fake_item(const struct engine *e, const struct engine_chunk *r, 
     *span = NULL;
     for (uint32_t i = 0; i < r->span_count; i++)
         if (p >= r->spans[i].begin && p < r->spans[i].end) *span = &r->spans[i];
-    if (!*span || !(*span)->features) return fake_token(e, r, p);
+    if (!*span || !(*span)->features) return fake_adapted(r->adapter, fake_token(e, r, p));
     ASSERT_CMP((*span)->features->layers_left, ==, 0);
-    return fake_image_item((*span)->features->hash, p - (*span)->begin);
+    return fake_adapted(r->adapter, fake_image_item((*span)->features->hash, p - (*span)->begin));
 }
 
 /* What tokens of a SPAN_PREFIX_LM see of each other: told by those before the chunk, or made from them all.
@@ -598,18 +612,19 @@ struct fake_answer {
     uint32_t count;
     bool stopped, eos; /* by the stop id; by eos */
 };
-static inline uint64_t fake_prompt_item(const struct prompt *prompt, uint32_t p,
+static inline uint64_t fake_prompt_item(const struct prompt *prompt, uint32_t p, const struct adapter *a,
                                         const struct prompt_span **span)
 {
     *span = NULL;
     for (uint32_t i = 0; i < prompt->span_count; i++)
         if (p >= prompt->spans[i].begin && p < prompt->spans[i].end) *span = &prompt->spans[i];
-    return *span && (*span)->image ? fake_image_item(fake_pixels_hash(&(*span)->pixels), p - (*span)->begin)
-                                   : prompt->tokens[p];
+    if (!*span || !(*span)->image) return fake_adapted(a, prompt->tokens[p]);
+    uint64_t hash = fake_adapted(a && a->info.touches_images ? a : NULL, fake_pixels_hash(&(*span)->pixels));
+    return fake_adapted(a, fake_image_item(hash, p - (*span)->begin));
 }
 static inline void fake_oracle(const struct engine *e, const struct prompt *prompt, uint64_t seed,
                                uint32_t tokens_max, uint32_t tokens_min, uint32_t stop_id, bool ignore_eos,
-                               struct fake_answer *out)
+                               const struct adapter *a, struct fake_answer *out)
 {
     uint32_t n = prompt->token_count, room = n + tokens_max + 1, position = 0;
     uint64_t *values[ENGINE_GROUPS_MAX];
@@ -619,7 +634,7 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
     uint64_t whole = 0, state = 1;
     bool prefix = prompt->span_count && prompt->spans[0].rule == SPAN_PREFIX_LM;
     for (uint32_t p = 0; prefix && p < prompt->spans[0].atomic_end; p++)
-        whole = fake_mix(whole ^ fake_prompt_item(prompt, p, &s));
+        whole = fake_mix(whole ^ fake_prompt_item(prompt, p, a, &s));
     for (uint32_t p = 0; p < n + tokens_max; p++) {
         if (p >= n) {
             uint64_t h = seed;
@@ -638,7 +653,8 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
             out->eos = !out->stopped && id == e->eos && !ignore_eos;
             if (out->stopped || out->eos) break;
         }
-        uint64_t item = p < n ? fake_prompt_item(prompt, p, &s) : out->tokens[out->count - 1];
+        uint64_t item =
+            p < n ? fake_prompt_item(prompt, p, a, &s) : fake_adapted(a, out->tokens[out->count - 1]);
         uint32_t advance = 1;
         if (p >= n) s = NULL;
         if (s && s->image) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;

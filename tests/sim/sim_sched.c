@@ -109,6 +109,11 @@ struct sim {
     struct totals *t;
     uint64_t now;
 };
+/* Two of one content; two that touch images. */
+static const struct adapter adapters[] = {{{.digest = {1}}},
+                                          {{.digest = {1}}},
+                                          {{.digest = {2}, .touches_images = true}},
+                                          {{.digest = {3}, .touches_images = true}}};
 static struct totals *run_totals; /* for the engine's hook */
 static bool chunk_drafts;
 
@@ -248,8 +253,9 @@ static struct request *request_new(const struct sim *m, const struct part_list *
                                      .deadline_us = rnd(15) == 0 ? m->now + rnd(60000) : 0,
                                      .user = r};
     if (rnd(8) == 0) r->seq.salt[rnd(32)] = (uint8_t)rnd(2);
+    if (rnd(3) == 0) r->seq.adapter = &adapters[rnd(sizeof adapters / sizeof *adapters)];
     fake_oracle(&m->e, &r->prompt, r->sampling.seed, r->seq.tokens_max, r->seq.tokens_min, r->stop_id,
-                r->seq.ignore_eos, &r->expect);
+                r->seq.ignore_eos, r->seq.adapter, &r->expect);
     for (uint32_t i = 0; i < r->prompt.span_count && m->late_pixels; i++) {
         if (!r->prompt.spans[i].image) continue;
         r->late[i] = rnd(m->late_pixels) == 0;
@@ -286,7 +292,7 @@ static uint32_t salt_number(const struct request *r)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < 32; i++) n += r->seq.salt[i] * (i + 1u);
-    return n;
+    return r->seq.adapter ? n + 1000u * r->seq.adapter->info.digest[0] : n;
 }
 static uint64_t item_of(const struct request *r, uint32_t p)
 {

@@ -66,7 +66,7 @@ static void send_spans(struct ask *a, uint32_t first)
                                      .ignore_eos = true,
                                      .tenant = (uint64_t)(a - asks) + 1,
                                      .user = a};
-    fake_oracle(&e, &a->prompt, 0, ANSWER, 0, VOCAB + 1, true, &a->expect);
+    fake_oracle(&e, &a->prompt, 0, ANSWER, 0, VOCAB + 1, true, NULL, &a->expect);
     if (sched_submit(s, &a->seq, &id, &err)) fail_msg("%s", err.msg);
 }
 static struct ask *send(uint32_t i, uint32_t first)

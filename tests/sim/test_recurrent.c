@@ -96,7 +96,7 @@ static void send(struct desk *d, struct ask *a)
     if (!a->seq.tokens_max) a->seq.tokens_max = ANSWER;
     a->seq.ignore_eos = true;
     a->seq.user = a;
-    fake_oracle(&d->e, &a->prompt, a->sampling.seed, a->seq.tokens_max, 0, VOCAB + 1, true, &a->expect);
+    fake_oracle(&d->e, &a->prompt, a->sampling.seed, a->seq.tokens_max, 0, VOCAB + 1, true, NULL, &a->expect);
     if (sched_submit(d->s, &a->seq, &id, &err)) fail_msg("%s", err.msg);
 }
 static void step(struct desk *d)

@@ -116,7 +116,8 @@ static enum status begin(struct feature_entry *f, uint8_t byte)
 {
     uint8_t rgb[3] = {byte, 0, 0};
     struct err err = {{0}};
-    enum status st = features_begin(cache, f, &(struct image_u8){.width = 1, .height = 1, .rgb = rgb}, &err);
+    enum status st =
+        features_begin(cache, f, &(struct image_u8){.width = 1, .height = 1, .rgb = rgb}, NULL, &err);
     assert_true(st == ST_OK || err.msg[0]);
     return st;
 }
@@ -283,8 +284,9 @@ static void test_faults(void **state)
     uint8_t rgb[3] = {0};
     open_cache(1000);
     struct feature_entry *f = get(0, 1);
-    assert_int_equal(features_begin(cache, f, &(struct image_u8){.width = 2, .height = 1, .rgb = rgb}, &err),
-                     ST_INVALID);
+    assert_int_equal(
+        features_begin(cache, f, &(struct image_u8){.width = 2, .height = 1, .rgb = rgb}, NULL, &err),
+        ST_INVALID);
     assert_string_equal(err.msg, "an image of the wrong size");
     assert_int_equal(features_state(f), FEATURES_EMPTY);
     assert_int_equal(begin(f, 1), ST_OK); /* usable again */

@@ -45,6 +45,11 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
     out->groups[0] =
         (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_grains = 1};
 }
+const struct adapter_info *adapter_info(const struct adapter *a)
+{
+    (void)a;
+    return NULL;
+}
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    const struct adapter *adapter, struct engine_features **out,
                                    struct err *err)
