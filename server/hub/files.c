@@ -14,7 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define INDEX "model.safetensors.index.json"
+#define ADAPTER_CONFIG "adapter_config.json"
+#define ADAPTER        "adapter_model.safetensors"
+#define INDEX          "model.safetensors.index.json"
 
 /* What config/ and engine/ read of a checkpoint, besides weights. */
 static const char *const small_files[] = {
@@ -104,6 +106,13 @@ static bool any(const struct hub_files *f, const char *begin, const char *tail)
     return false;
 }
 
+/* A LoRA adapter, as PEFT saves it, and no model. */
+static bool is_adapter(const struct hub_files *f)
+{
+    return hub_file_find(f, ADAPTER_CONFIG) && hub_file_find(f, ADAPTER) &&
+           !hub_file_find(f, "model.safetensors") && !hub_file_find(f, INDEX);
+}
+
 /* The repository or directory holds no checkpoint that is read: which, and what to do. */
 static enum status refuse(const struct hub_files *f, const char *what, struct err *err)
 {
@@ -121,8 +130,7 @@ static enum status refuse(const struct hub_files *f, const char *what, struct er
         const char *file, *tail, *text;
     } known[] = {
         {"adapter_config", ".json",
-         "is a LoRA adapter (adapter_config.json), which is not supported: merge it into its base model "
-         "(merge_and_unload() of peft) and serve the result"},
+         "is a LoRA adapter (adapter_config.json), not a model: serve its base model, with --lora NAME=DIR"},
         {"pytorch_model", "",
          "has its weights in pytorch_model.bin only: serve a revision with safetensors, or convert them with "
          "save_pretrained(DIR) of transformers"},
@@ -199,6 +207,10 @@ enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char
         return ST_OK;
     }
     bool one = hub_file_find(f, "model.safetensors") != NULL;
+    if (is_adapter(f)) {
+        hub_file_find(f, ADAPTER_CONFIG)->wanted = hub_file_find(f, ADAPTER)->wanted = true;
+        return ST_OK;
+    }
     if (!hub_file_find(f, "config.json") || !(one || hub_file_find(f, INDEX))) return refuse(f, n->repo, err);
     for (struct hub_file *x = f->list; x < f->list + f->count; x++) {
         for (size_t i = 0; i < sizeof small_files / sizeof *small_files; i++)
@@ -217,7 +229,7 @@ enum status hub_files_choose_shards(struct hub_files *f, const char *dir, struct
     char *path = NULL, name[HUB_PATH_MAX];
     struct hub_file *one = hub_file_find(f, "model.safetensors");
     if (!hub_file_find(f, INDEX)) {
-        one->wanted = true;
+        if (one) one->wanted = true;
         return ST_OK;
     }
     enum status st = json_load(dir, INDEX, 100u << 20, &doc, &path, err);
@@ -272,7 +284,8 @@ enum status hub_files_check(const struct hub_files *f, const char *dir, struct e
         json_free(&doc);
         free(path);
     }
-    if (st || gguf || hub_file_find(f, "tokenizer.json") || hub_file_find(f, "vocab.json")) return st;
+    if (st || gguf || is_adapter(f) || hub_file_find(f, "tokenizer.json") || hub_file_find(f, "vocab.json"))
+        return st;
     return err_set(err, ST_UNSUPPORTED, "%s has no tokenizer.json: save a fast tokenizer there", dir);
 }
 

@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -214,7 +215,13 @@ def test_weights():
             rc, _, err = home.run("pull", name)
             check.true(f"{name} lists them",
                        rc == 1 and "choose one of its GGUF files: m-Q4_K_M.gguf q/m-" in err, err)
-        hub.add("org/lora", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
+        lora = {"adapter_config.json": b"{}", "adapter_model.safetensors": struct.pack("<Q", 2) + b"{}"}
+        hub.add("org/adapter", {"README.md": b"", **lora})
+        check.equal("an adapter", home.run("pull", "org/adapter")[:2], (0, home.snapshot("org/adapter")))
+        holds(home, "adapter", "org/adapter", *lora)
+        rc, _, err = home.run("serve", "org/adapter")
+        check.true("is no model", rc == 1 and "LoRA adapter (adapter_config.json), not a model" in err, err)
+        hub.add("org/lora", {"adapter_config.json": b"{}"})
         hub.add("org/bin", {"config.json": b"{}", "pytorch_model.bin": b""})
         hub.add("org/none", {"README.md": b""})
         for name, line in (("org/lora", "LoRA adapter"), ("org/bin", "pytorch_model.bin only"),
@@ -604,7 +611,7 @@ def test_lines():
             (1, "model.safetensors is a Git LFS pointer.*`git lfs pull`", "--model", lfs),
             (1, "x.gguf is a Git LFS pointer", one),
             (1, "pytorch_model.bin only.*safetensors", "--model", bins),
-            (1, "LoRA adapter.*merge", "--model", lora),
+            (1, "LoRA adapter.*serve its base model, with --lora", "--model", lora),
             (1, "choose one of its GGUF files: a-Q4_K_M.gguf", "--model", some),
             (1, "No such file.*use --model hf:Qwen/Qwen3-VL-2B-Instruct", "--model",
              "Qwen/Qwen3-VL-2B-Instruct"),
