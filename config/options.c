@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum kind { K_STRING, K_WORD, K_COUNT, K_SIZE, K_BOOL, K_NUMBERS, K_GROUP };
+enum kind { K_STRING, K_LIST, K_WORD, K_COUNT, K_SIZE, K_BOOL, K_NUMBERS, K_GROUP };
 
 struct row {
     const char *name; /* K_GROUP: of the rows after it, as in docs/flags.md */
@@ -34,6 +34,7 @@ struct row {
     {name, kind, c, offsetof(struct options, field), init, from, to, words, arg, help},
 #define GROUP(title)                            {.name = title, .kind = K_GROUP},
 #define STRING(c, field, name, init, arg, help) ROW(K_STRING, c, field, name, init, 0, 0, NULL, arg, help)
+#define LIST(c, field, name, init, arg, help)   ROW(K_LIST, c, field, name, init, 0, 0, NULL, arg, help)
 #define WORD(c, field, name, init, help, ...)                                                                \
     ROW(K_WORD, c, field, name, init, 0, 0, WORDS(__VA_ARGS__), NULL, help)
 #define BOOL(c, field, name, init, help)                                                                     \
@@ -185,11 +186,13 @@ static enum status value_set(const struct row *r, void *field, const char *value
 {
     uint64_t v = 0;
     int word = word_find(r->words, value);
-    char words[WORDS_BYTES], *copy;
+    char words[WORDS_BYTES], *copy, *was;
     switch (r->kind) {
     case K_STRING:
+    case K_LIST:
+        was = r->kind == K_LIST ? *(char **)field : NULL;
         if (!*value) return err_set(err, ST_INVALID, "empty value");
-        if (!(copy = strdup(value))) return err_nomem(err, NULL);
+        if (asprintf(&copy, "%s%s%s", was ? was : "", was ? "," : "", value) < 0) return err_nomem(err, NULL);
         free(*(char **)field);
         *(char **)field = copy;
         break;
@@ -244,6 +247,16 @@ static char *trim(char *s)
     size_t n = strlen(s);
     while (n && isspace((unsigned char)s[n - 1])) s[--n] = '\0';
     return s;
+}
+
+/* The next source overrides a list, and its own values add up. */
+static void list_restart(const struct row *r, struct options *o, bool *begun)
+{
+    char **field = (char **)(void *)((char *)o + r->at);
+    if (r->kind != K_LIST || *begun) return;
+    *begun = true;
+    free(*field);
+    *field = NULL;
 }
 
 static enum status file_read(const char *path, unsigned commands, struct options *o, struct err *err)
@@ -317,6 +330,7 @@ static enum status env_read(unsigned commands, struct options *o, struct err *er
         const char *v = row_of(&rows[i], commands) ? env_get(name) : NULL;
         if (!v || !*v) continue;
         if (strcmp(name, "KVASIR_PORT") == 0 && strncmp(v, "tcp://", 6) == 0) continue; /* Kubernetes again */
+        list_restart(&rows[i], o, &(bool){false});
         enum status st = row_set(&rows[i], o, v, "environment, --", err);
         if (st) return st;
     }
@@ -353,6 +367,8 @@ static const char *const elsewhere[][2] = {
     {"--gpu-memory-utilization", "--kv-memory SIZE"},
     {"--kv-cache-dtype", "--kv-dtype TYPE"},
     {"--cache-type-k", "--kv-dtype TYPE"},
+    {"--lora-modules", "--lora NAME=DIR"},
+    {"--enable-lora", "--lora NAME=DIR, or --lora-dir DIR"},
     {"--limit-mm-per-prompt", "--max-images N"},
     {"--enable-prefix-caching", "on by default"},
     {"--trust-remote-code", "not needed"},
@@ -401,6 +417,7 @@ static enum status model_argument(const char *a, struct options *o, struct err *
 static enum status args_read(unsigned commands, int argc, char **argv, struct options *o, bool only_config,
                              struct err *err)
 {
+    bool listed = false; /* there is one list */
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
         if (*a != '-') {
@@ -429,6 +446,7 @@ static enum status args_read(unsigned commands, int argc, char **argv, struct op
             return err_set(err, ST_INVALID, "--%s needs a value", r->name);
         }
         if (only_config && strcmp(r->name, "config") != 0) continue;
+        list_restart(r, o, &listed);
         enum status st = row_set(r, o, value, "--", err);
         if (st) return st;
     }
@@ -477,7 +495,7 @@ enum status options_parse(enum option_commands command, int argc, char **argv, s
 void options_fini(struct options *o)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        if (rows[i].kind == K_STRING) free(*(char **)(void *)((char *)o + rows[i].at));
+        if (rows[i].kind <= K_LIST) free(*(char **)(void *)((char *)o + rows[i].at));
     }
     *o = (struct options){0};
 }

@@ -49,6 +49,7 @@ struct option_numbers {
 #define OPTIONS_FIELDS
 #define GROUP(name)
 #define STRING(commands, field, ...)  char *field; /* owned */
+#define LIST(commands, field, ...)    char *field; /* owned */
 #define WORD(commands, field, ...)    enum opt_##field field;
 #define BOOL(commands, field, ...)    bool field;
 #define COUNT(commands, field, ...)   uint64_t field;
@@ -60,6 +61,7 @@ struct options {
 #undef OPTIONS_FIELDS
 #undef GROUP
 #undef STRING
+#undef LIST
 #undef WORD
 #undef BOOL
 #undef COUNT

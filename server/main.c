@@ -89,11 +89,37 @@ static enum status models_get(struct options *o, struct err *err)
     return st;
 }
 
+/* --lora: each "NAME=DIR", of the hub or of this machine. */
+static enum status loras_get(struct options *o, struct err *err)
+{
+    char *list = o->lora, *at = list, *all = NULL, *longer;
+    enum status st = ST_OK;
+    struct stat sb;
+    for (char *one; !st && (one = strsep(&at, ","));) {
+        char *eq = strchr(one, '='), *path = eq ? eq + 1 : one, *slash = strrchr(path, '/');
+        struct hub_model m = {0};
+        if (eq) *eq = '\0';
+        if (strncmp(path, HUB_PREFIX, strlen(HUB_PREFIX)) == 0 ||
+            (slash && *path != '/' && *path != '.' && stat(path, &sb)))
+            st = hub_get(path, &m, err);
+        const char *name = eq ? one : m.repo ? m.repo : slash && slash[1] ? slash + 1 : path;
+        if (m.path) path = m.path;
+        if (!st && asprintf(&longer, "%s%s%s=%s", all ? all : "", all ? "," : "", name, path) < 0)
+            st = err_nomem(err, path);
+        if (st) st = err_prefix(err, st, "--lora");
+        else free(all), all = longer;
+        hub_model_free(&m);
+    }
+    free(list);
+    o->lora = all;
+    return st;
+}
+
 /* The checkpoint: --model, or the demo model next to the sources or the installed program; `bare`: also one
  * without weights. malloc'd; NULL with err set. */
 static char *model_find(struct options *o, bool bare, struct err *err)
 {
-    if (models_get(o, err)) return NULL;
+    if (models_get(o, err) || loras_get(o, err)) return NULL;
     if (o->model) {
         bool gguf = gguf_is(o->model);
         if (hub_path_check(o->model, bare, err)) return NULL;

@@ -11,6 +11,7 @@
 #include "scheduler/cache/cache_store.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
+#include "server/context/adapters.h"
 #include "server/checkpoint_id.h"
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
@@ -42,8 +43,8 @@ static void announce(void *arg)
     sched_announce_cache(arg);
 }
 
-static enum status events_open(const struct options *o, struct model *m, struct sched_options *so,
-                               struct err *err)
+static enum status events_open(const struct options *o, struct adapters *adapters, struct model *m,
+                               struct sched_options *so, struct err *err)
 {
     if (!o->kv_events) return ST_OK;
     enum status st = kv_events_open(
@@ -52,6 +53,8 @@ static enum status events_open(const struct options *o, struct model *m, struct 
                                     .block_tokens = o->kv_events_block ? (uint32_t)o->kv_events_block
                                                                        : m->caps.block_tokens,
                                     .map = o->kv_events_layout == KV_EVENTS_LAYOUT_MAP,
+                                    .lora = lora_named,
+                                    .lora_arg = adapters,
                                     .one_group = m->caps.group_count == 1},
         &m->events, err);
     if (!st) so->event_sink = kv_events_sink(m->events);
@@ -184,8 +187,8 @@ static enum status engine_and_text_load(const struct options *o, const char *dir
     return text.st;
 }
 
-enum status model_load(const struct options *o, const char *dir, void (*wake)(void *arg), void *arg,
-                       struct model *m, struct err *err)
+enum status model_load(const struct options *o, const char *dir, struct adapters *adapters,
+                       void (*wake)(void *arg), void *arg, struct model *m, struct err *err)
 {
     struct content_hash content = {.o = o, .dir = dir};
     struct cache_store_options disk = {.dir = o->cache_dir, .bytes_max = o->cache_disk};
@@ -221,7 +224,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     if (cache_binding(&content, m, disk.binding)) so.disk = &disk;
     so.host_bytes = o->cache_host;
     so.load_always = o->cache_load == CACHE_LOAD_ALWAYS;
-    st = events_open(o, m, &so, err);
+    st = events_open(o, adapters, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
     /* The context is limited to what the KV arena holds: a request without max_tokens may use all of it.

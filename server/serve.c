@@ -7,6 +7,7 @@
 #include "config/base/log.h"
 #include "config/base/work_lock.h"
 #include "engine/model/model_info.h"
+#include "server/context/adapters.h"
 #include "server/dialect/store.h"
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
@@ -71,7 +72,9 @@ static void engine_main(void *arg)
 {
     struct process *p = arg;
     uint64_t t0 = now_us();
-    p->load_status = model_load(p->srv.ctx.opt, p->srv.ctx.model_dir, wake_loop, p, &p->model, &p->load_err);
+    const struct context *x = &p->srv.ctx;
+    p->load_status = model_load(x->opt, x->model_dir, x->adapters, wake_loop, p, &p->model, &p->load_err);
+    if (!p->load_status) p->load_status = adapters_load_list(x, p->model.engine, x->opt->lora, &p->load_err);
     if (!p->load_status)
         log_info("loaded %s in %.1f s", p->srv.ctx.model_dir, (double)(now_us() - t0) * 1e-6);
     bool ok = !p->load_status;
@@ -343,6 +346,7 @@ static void server_end(struct process *p)
     local_dir_close(s->ctx.media_dir);
     loop_close(&p->loop);
     grammars_stop(s->ctx.grammars);
+    adapters_destroy(s->ctx.adapters);
     model_free(&p->model);
 }
 
@@ -384,7 +388,8 @@ static enum status server_open(struct process *p, struct err *err)
         grammars_create(o->grammar_memory, wake_engine, p, &s->ctx.grammars))
         return err_nomem(err, NULL);
     s->ctx.grammar_memory = grammars_memory(s->ctx.grammars);
-    enum status st = auth_load(o, FILE_PIPE_MS, &s->auth, err);
+    enum status st = adapters_create((uint32_t)o->max_loras, o->lora_dir, &s->ctx.adapters, err);
+    if (!st) st = auth_load(o, FILE_PIPE_MS, &s->auth, err);
     if (!st) st = origin_options_check(o, err);
     if (!st) st = loop_open(&p->loop, s, err);
     if (!st) st = events_take(p, err);

@@ -1,14 +1,19 @@
-/* Dropping caches. Responds at once on the loop; the engine thread drops them before it handles any later
- * request. Blocks held by running requests stay. */
+/* Calls for operators. Dropping caches responds at once on the loop; the engine thread drops them before it
+ * handles any later request; blocks held by running requests stay. Adapters are loaded and unloaded as vLLM
+ * has it, on a worker. */
+#include "server/context/adapters.h"
 #include "server/media/image_hash_cache.h"
 #include "server/http/request.h"
+#include "server/input/input.h"
+#include "server/json/fields.h"
 #include "server/api/api.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 
-/* Dropping the cache slows down all clients: several API keys need the right `priority`; a server without
+/* These calls affect all clients: several API keys need the right `priority`; a server without
  * keys needs a loopback address. */
 static bool allowed(struct request *r)
 {
@@ -58,4 +63,66 @@ void api_drop_start(struct request *r)
         text = "Cache flushed.\n";
     }
     request_respond(r, buf_adds(&r->response.out, text) ? 500 : 200);
+}
+
+/* ---- LoRA adapters ---- */
+
+static void lora_done(struct request *r, const char *name, const char *what)
+{
+    r->response.content_type = "text/plain; charset=utf-8";
+    if (buf_addf(&r->response.out, "Success: LoRA adapter '%s' %s successfully.", name, what))
+        (void)api_nomem(&r->response.error);
+}
+
+static void lora_load(struct request *r, json_t *root, const char *name)
+{
+    const struct context *x = &r->srv->ctx;
+    const char *given = json_string_value(field(root, "lora_path"));
+    bool in_place = false;
+    struct err err;
+    if (field_bool(&r->response.error, root, "load_inplace", &in_place)) return;
+    if (!name || !*name || !given || !*given) {
+        (void)api_fail(&r->response.error, 400, "missing_required_parameter", NULL,
+                       "Both 'lora_name' and 'lora_path' must be provided.");
+        return;
+    }
+    char *path = adapters_path(x->adapters, given);
+    enum status st = path ? adapters_load(x, x->model->engine, name, path, in_place, &err) : ST_OK;
+    if (!path)
+        (void)api_fail(
+            &r->response.error, 404, "not_found", "lora_path",
+            "No adapter found for %.200s: lora_path is a directory or a file below --lora-dir, %s.", given,
+            x->opt->lora_dir ? "absolute or relative to it" : "which this server has not");
+    else if (st) (void)api_fail_status(&r->response.error, st, NULL, &err);
+    else lora_done(r, name, "added");
+    free(path);
+}
+
+static void lora_unload(struct request *r, const char *name)
+{
+    if (!name || !*name)
+        (void)api_fail(&r->response.error, 400, "missing_required_parameter", "lora_name",
+                       "'lora_name' needs to be provided to unload a LoRA adapter.");
+    else if (!adapters_unload(r->srv->ctx.adapters, name))
+        (void)api_fail(&r->response.error, 404, "not_found", "lora_name",
+                       "The lora adapter '%.127s' cannot be found.", name);
+    else lora_done(r, name, "removed");
+}
+
+static void lora_job(struct request *r)
+{
+    json_t *root = NULL;
+    if (request_body_parse(r, &root)) return;
+    json_t *v = field(root, "lora_name");
+    const char *name = json_string_length(v) == strlen(json_is_string(v) ? json_string_value(v) : "")
+                           ? json_string_value(v)
+                           : NULL;
+    if (strstr(r->route->label, "unload")) lora_unload(r, name);
+    else lora_load(r, root, name);
+    json_decref(root);
+}
+
+void api_lora_adapter_start(struct request *r)
+{
+    if (allowed(r)) request_work(r, lora_job, request_finish);
 }

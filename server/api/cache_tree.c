@@ -1,6 +1,7 @@
 /* GET /cache_tree: the shape of the prefix cache. POST: which of its nodes a chat's prompt lies in, and which
  * messages its tokens come from. The engine thread takes the snapshot between two steps; the request is
  * suspended until then. */
+#include "server/context/adapters.h"
 #include "server/input/cache_info.h"
 #include "server/dialect/dialect.h"
 #include "server/json/writer.h"
@@ -69,7 +70,7 @@ static void path_write(struct json_writer *o, const struct cache_snapshot *tree,
 static void salt_of(const struct request *r, uint8_t salt[32])
 {
     struct caller of = caller_of(r);
-    if (r->gen) memcpy(salt, r->gen->caller.salt, 32);
+    if (r->gen) sched_namespace(r->gen->caller.salt, r->lora ? r->lora->weights : NULL, salt);
     else gen_salt(&r->srv->ctx, &of, "", 0, salt);
 }
 

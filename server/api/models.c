@@ -2,6 +2,7 @@
  * while the model loads; llama.cpp's /props, vLLM's /tokenizer_info. */
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "server/context/adapters.h"
 #include "server/generate/generate.h"
 #include "server/chat/template.h"
 #include "server/json/writer.h"
@@ -43,7 +44,7 @@ static void determinism(struct json_writer *o, const struct model_info *m)
         m->fingerprint, m->backend, m->gemm, m->dtype, m->weights, m->kv_dtype, m->numerics);
 }
 
-static void card(struct json_writer *o, const struct request *r, const char *name)
+static void card(struct json_writer *o, const struct request *r, const char *name, const struct lora *lora)
 {
     const struct server *s = r->srv;
     if (r->response.shape == ERROR_ANTHROPIC) {
@@ -51,8 +52,8 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
         return;
     }
     jw_put(o, "{\"id\":%s,\"object\":\"model\",\"created\":%ld,\"owned_by\":\"local\",\"root\":%s", name,
-           s->started, s->ctx.model_dir);
-    jw_text(o, ",\"parent\":null,\"max_model_len\":");
+           lora ? lora->created : s->started, lora ? lora->path : s->ctx.model_dir);
+    jw_put(o, ",\"parent\":%s,\"max_model_len\":", lora ? s->ctx.model_name : NULL);
     if (s->ctx.model) jw_uint(o, s->ctx.model->caps.context_max);
     else jw_text(o, "null");
     jw_text(o, ",\"permission\":[]");
@@ -95,12 +96,12 @@ void api_models_start(struct request *r)
 {
     struct json_writer o = {.buf = &r->response.out};
     bool anthropic = r->response.shape == ERROR_ANTHROPIC;
-    const char *last = r->srv->ctx.model_name;
+    char last[512];
     jw_text(&o, anthropic ? "{\"data\":[" : "{\"object\":\"list\",\"data\":[");
-    for (const char *n = r->srv->ctx.model_name; n < r->srv->ctx.model_names_end; n += strlen(n) + 1) {
-        if (n != r->srv->ctx.model_name) jw_text(&o, ",");
-        card(&o, r, n);
-        last = n;
+    for (struct model_iter m = {0}; models_next(&r->srv->ctx, &m);) {
+        if (m.name != r->srv->ctx.model_name) jw_text(&o, ",");
+        card(&o, r, m.name, m.lora);
+        snprintf(last, sizeof last, "%s", m.name);
     }
     if (anthropic) {
         jw_put(&o, "],\"has_more\":false,\"first_id\":%s,\"last_id\":%s}", r->srv->ctx.model_name, last);
@@ -108,9 +109,9 @@ void api_models_start(struct request *r)
         jw_text(&o, "]}");
     } else { /* Codex names its version, and reads this list */
         jw_text(&o, "],\"models\":[");
-        for (const char *n = r->srv->ctx.model_name; n < r->srv->ctx.model_names_end; n += strlen(n) + 1) {
-            if (n != r->srv->ctx.model_name) jw_text(&o, ",");
-            codex_card(&o, r->srv, n);
+        for (struct model_iter m = {0}; models_next(&r->srv->ctx, &m);) {
+            if (m.name != r->srv->ctx.model_name) jw_text(&o, ",");
+            codex_card(&o, r->srv, m.name);
         }
         jw_text(&o, "]}");
     }
@@ -209,10 +210,9 @@ void api_model_start(struct request *r)
         return;
     }
     size_t len = percent_decode(id);
-    const char *name = model_name_find(&r->srv->ctx, id, len);
-    if (name) {
+    if (request_model_find(r, id, len)) {
         struct json_writer o = {.buf = &r->response.out};
-        card(&o, r, name);
+        card(&o, r, r->model_name, r->lora);
         request_respond(r, o.st ? 500 : 200);
     } else {
         (void)request_model_unknown(r, id);

@@ -1,6 +1,7 @@
 /* Ollama's GET /api/tags, /api/ps, /api/version and POST /api/show: the served model. The requests that
  * generate are in generate.c. */
 #include "engine/model/model_info.h"
+#include "server/context/adapters.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 #include "server/chat/template.h"
@@ -20,13 +21,13 @@ static bool is_gguf(const struct server *s)
     return n > 5 && strcmp(s->ctx.model_dir + n - 5, ".gguf") == 0;
 }
 
-static void details(struct json_writer *o, const struct server *s)
+static void details(struct json_writer *o, const struct server *s, const struct lora *lora)
 {
     const struct model_info *info = s->ctx.model->info;
     double billions = (double)info->parameters * 1e-9;
     char size[32];
     snprintf(size, sizeof size, billions < 1 ? "%.2fM" : "%.1fB", billions < 1 ? billions * 1e3 : billions);
-    jw_text(o, ",\"details\":{\"parent_model\":\"\",\"format\":");
+    jw_put(o, ",\"details\":{\"parent_model\":%s,\"format\":", lora ? s->ctx.model_name : "");
     jw_text(o, is_gguf(s) ? "\"gguf\"" : "\"safetensors\"");
     jw_put(o, ",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}",
            info->family, info->family, size, info->weights);
@@ -38,11 +39,12 @@ static void list(struct request *r, bool loaded)
     const struct server *s = r->srv;
     struct json_writer o = {.buf = &r->response.out};
     jw_text(&o, "{\"models\":[");
-    for (const char *n = s->ctx.model_name; n < s->ctx.model_names_end; n += strlen(n) + 1) {
-        if (n != s->ctx.model_name) jw_text(&o, ",");
-        jw_put(&o, "{\"name\":%s,\"model\":%s,\"size\":%lu,\"digest\":%s", n, n,
-               s->ctx.model->info->weight_bytes, s->ctx.model->info->fingerprint);
-        details(&o, s);
+    for (struct model_iter m = {0}; models_next(&s->ctx, &m);) {
+        if (m.name != s->ctx.model_name) jw_text(&o, ",");
+        jw_put(&o, "{\"name\":%s,\"model\":%s,\"size\":%lu,\"digest\":%s", m.name, m.name,
+               s->ctx.model->info->weight_bytes,
+               m.lora ? m.lora->fingerprint : s->ctx.model->info->fingerprint);
+        details(&o, s, m.lora);
         jw_text(&o, loaded ? ",\"expires_at\":" : ",\"modified_at\":");
         jw_time(&o, s->started + (loaded ? 100 * 365 * 86400ll : 0), -1); /* it stays loaded */
         if (loaded)
@@ -111,7 +113,7 @@ static void capabilities(struct json_writer *o, const struct model *m)
     jw_text(o, "]");
 }
 
-static void show(struct json_writer *o, const struct server *s)
+static void show(struct json_writer *o, const struct server *s, const struct lora *lora)
 {
     const struct model *m = s->ctx.model;
     const struct {
@@ -125,7 +127,7 @@ static void show(struct json_writer *o, const struct server *s)
     jw_text(o, "{\"modelfile\":\"\",\"template\":");
     jw_string(o, source, len);
     parameters(o, &m->info->generation);
-    details(o, s);
+    details(o, s, lora);
     capabilities(o, m);
     jw_text(o, ",\"modified_at\":");
     jw_time(o, s->started, -1);
@@ -150,7 +152,7 @@ static void show_job(struct request *r)
     json_t *name = field(g->prep.root, "name"); /* its older name */
     if (read && name && !field(g->prep.root, "model") && json_object_set(g->prep.root, "model", name))
         o.st = ST_NOMEM;
-    if (read && !o.st && !request_model_check(r, g->prep.root)) show(&o, r->srv);
+    if (read && !o.st && !request_model_check(r, g->prep.root)) show(&o, r->srv, r->lora);
     if (o.st) (void)api_nomem(&r->response.error);
     gen_read_end(g);
 }

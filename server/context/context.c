@@ -1,6 +1,8 @@
 /* See context.h. */
 #include "server/context/context.h"
 
+#include "server/context/adapters.h"
+
 #include <string.h>
 
 const char *model_names_split(char *names, bool list)
@@ -24,4 +26,15 @@ const char *model_name_find(const struct context *x, const char *name, size_t le
     for (const char *n = x->model_name; n < x->model_names_end; n += strlen(n) + 1)
         if (strlen(n) == len && memcmp(n, name, len) == 0) return n;
     return NULL;
+}
+
+bool models_next(const struct context *x, struct model_iter *it)
+{
+    if (!it->lora) {
+        it->name = it->name ? it->name + strlen(it->name) + 1 : x->model_name;
+        if (it->name < x->model_names_end) return true;
+    }
+    it->lora = lora_next(x->adapters, it->lora);
+    if (it->lora) it->name = it->lora->name;
+    return it->lora != NULL;
 }

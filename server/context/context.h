@@ -9,6 +9,9 @@
 
 #include <stddef.h>
 
+struct adapters; /* server/context/adapters.h */
+struct lora;
+
 struct context {
     const struct options *opt;    /* borrowed */
     const struct model *model;    /* NULL until loaded */
@@ -21,10 +24,18 @@ struct context {
     struct response_store *responses;            /* for /v1/responses */
     struct local_dir *media_dir;                 /* --allowed-media-dir, or NULL */
     struct fetcher *fetcher;                     /* --allow-remote-media, or NULL */
+    struct adapters *adapters;                   /* LoRA: further models */
 };
 
 /* "a, b" -> "a\0b\0", in place; returns its end. If it is not a list: one name, whatever it contains. */
 const char *model_names_split(char *names, bool list);
 const char *model_name_find(const struct context *x, const char *name, size_t len); /* ours; NULL: none */
+
+/* Over all models: the base model's names, then the adapters. Starts from zeros, and goes on to the end. */
+struct model_iter {
+    const char *name;
+    struct lora *lora; /* NULL: the base model */
+};
+bool models_next(const struct context *x, struct model_iter *it);
 
 #endif

@@ -18,8 +18,7 @@ static void preamble(struct json_writer *o, const struct generation *g, bool chu
     jw_text(o, form(g)->id);
     jw_text(o, g->caller.id); /* its alphabet needs no escape */
     jw_put(o, "\",\"object\":%s,\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s",
-           chunk ? form(g)->chunk : form(g)->object, g->caller.created, gen_model(g),
-           g->ctx->model->info->fingerprint);
+           chunk ? form(g)->chunk : form(g)->object, g->caller.created, gen_model(g), gen_fingerprint(g));
     if (g->q.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
     jw_text(o, ",\"choices\":[");
 }

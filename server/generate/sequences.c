@@ -13,6 +13,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/cache/hash_mix.h"
 #include "server/json/fields.h"
+#include "server/context/adapters.h"
 #include "server/context/limits.h"
 #include "server/chat/tool_calls/types.h"
 #include "server/grammar/grammar.h"
@@ -407,6 +408,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
     struct request *r = g->r;
     c->seq_ended = true;
     r->sequences_alive--;
+    if (r->lora) atomic_fetch_sub(&r->lora->sequences, 1);
     share_sub(r->response.share, SHARE_QUEUE, 1);
     cache_seen(c, ev);
     if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED &&
@@ -632,10 +634,15 @@ static enum status submit(struct choice *c, struct err *err)
             s->ctx.opt->request_timeout ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u : 0,
         .user = c};
     memcpy(seq.salt, g->caller.salt, sizeof seq.salt);
+    if (r->lora) {
+        seq.adapter = r->lora->weights;
+        seq.running = &r->lora->running;
+    }
     enum status st = sched_submit(s->ctx.model->sched, &seq, &c->seq, err);
     if (st) return st;
     c->submitted = true;
     r->sequences_alive++;
+    if (r->lora) atomic_fetch_add(&r->lora->sequences, 1);
     share_add(r->response.share, SHARE_QUEUE, 1);
     return ST_OK;
 }

@@ -2,6 +2,7 @@
  * thread. Knows nothing of sequences or sockets. */
 #include "server/generate/generate.h"
 
+#include "server/context/adapters.h"
 #include "server/context/limits.h"
 #include "server/generate/delta.h"
 #include "server/http/request.h"
@@ -9,6 +10,16 @@
 #include "server/json/value.h"
 
 #include <string.h>
+
+const char *gen_fingerprint(const struct generation *g)
+{
+    return g->r->lora ? g->r->lora->fingerprint : g->ctx->model->info->fingerprint;
+}
+
+const uint8_t *gen_adapter_digest(const struct generation *g)
+{
+    return g->r->lora ? g->r->lora->digest : NULL;
+}
 
 const char *gen_model(const struct generation *g)
 {

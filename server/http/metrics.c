@@ -5,6 +5,7 @@
 #include "engine/model/model_info.h"
 #include "server/fetch/fetch.h"
 #include "server/grammar/grammar.h"
+#include "server/context/adapters.h"
 #include "server/media/image_hash_cache.h"
 #include "server/json/writer.h"
 #include "server/http/http.h"
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #define BUCKETS_MAX 28
@@ -526,6 +528,31 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
            (const uint64_t[]){1, 0, 0}, 3);
 }
 
+/* As vLLM has it: the value is the time, for those who look for the newest. */
+static void lora_text(struct writer *w, const struct server *s)
+{
+    struct buf names[2]; /* of running ones, and of those with waiting sequences */
+    if (!s->ctx.opt->lora && !s->ctx.opt->lora_dir) return;
+    for (int i = 0; i < 2; i++) buf_init(&names[i], 1u << 20);
+    for (struct lora *l = NULL; (l = lora_next(s->ctx.adapters, l));) {
+        unsigned running = atomic_load(&l->running), all = atomic_load(&l->sequences);
+        bool has[] = {running > 0, all > running};
+        for (int i = 0; i < 2 && !w->st; i++)
+            if (has[i]) w->st = buf_addf(&names[i], "%s%s", names[i].len ? "," : "", l->name);
+    }
+    head(w, "vllm:lora_requests_info", "gauge", "Adapters with running and with waiting sequences.");
+    W(w,
+      "vllm:lora_requests_info{max_lora=\"%u\",running_lora_adapters=\"%s\",waiting_lora_adapters=\"%s\"} "
+      "%lld.0\n",
+      adapters_max(s->ctx.adapters), names[0].data ? names[0].data : "", names[1].data ? names[1].data : "",
+      (long long)time(NULL));
+    head(w, "kvasir:lora_bytes", "gauge", "Memory of a loaded adapter.");
+    for (struct lora *l = NULL; (l = lora_next(s->ctx.adapters, l));)
+        W(w, "kvasir:lora_bytes{lora_name=\"%s\"} %llu.0\n", l->name,
+          (unsigned long long)adapter_info(l->weights)->bytes);
+    for (int i = 0; i < 2; i++) buf_fini(&names[i]);
+}
+
 static void http_text(struct writer *w)
 {
     const struct metrics *m = w->m;
@@ -627,6 +654,7 @@ enum status metrics_text(const struct server *s, struct buf *out)
     images_text(&w, &st, s);
     fetch_text(&w, s);
     kv_text(&w, &st, &caps, s);
+    lora_text(&w, s);
     requests_text(&w);
     http_text(&w);
     process_text(&w, s);

@@ -3,6 +3,7 @@
 #include "config/base/log.h"
 #include "server/json/writer.h"
 #include "server/http/event_loop.h"
+#include "server/context/adapters.h"
 #include "server/context/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
@@ -73,6 +74,7 @@ void request_release(struct request *r)
     s->request_count--;
     if (r->poll) s->polls--;
     if (r->gen) r->gen_free(r->gen);
+    lora_release(s->ctx.adapters, r->lora);
     share_sub(r->response.share, SHARE_BODIES, r->http.body.len + r->http.body_kept);
     share_sub(r->response.share, SHARE_RESPONSES, r->response.bytes);
     share_release(r->response.share);

@@ -74,6 +74,7 @@ struct request {
     void (*gen_tokens)(const struct generation *g,
                        struct request_tokens *out); /* so far; not while working */
     const char *model_name;   /* the requested name; NULL = none, or not a served model */
+    struct lora *lora;        /* the adapter of that name, held until the sequences have ended; or NULL */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* images being decoded for them, or files being fetched */
 

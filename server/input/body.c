@@ -4,10 +4,12 @@
 #include "server/json/fields.h"
 #include "server/input/input.h"
 #include "server/json/parser.h"
+#include "server/context/adapters.h"
 #include "server/context/limits.h"
 
 #include "config/base/clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static enum status parse_fail(struct request *r, const struct json_parser *p, enum status st)
@@ -73,10 +75,24 @@ bool gen_job_over(struct generation *g)
 
 enum status request_model_unknown(struct request *r, const char *name)
 {
+    char more[128] = ""; /* adapters, as many as fit */
+    size_t n = 0;
+    for (struct lora *l = NULL; (l = lora_next(r->srv->ctx.adapters, l));)
+        if (n + strlen(l->name) + 5 < sizeof more) n += (size_t)sprintf(more + n, ", `%s`", l->name);
     return api_fail(
         &r->response.error, 404, "model_not_found", "model",
-        "The model `%.150s` is not served here. This server has `%.150s` (GET /v1/models lists all).", name,
-        r->srv->ctx.model_name);
+        "The model `%.150s` is not served here. This server has `%.150s`%s (GET /v1/models lists all).", name,
+        r->srv->ctx.model_name, more);
+}
+
+bool request_model_find(struct request *r, const char *name, size_t len)
+{
+    const struct context *x = &r->srv->ctx;
+    lora_release(x->adapters, r->lora);
+    r->model_name = model_name_find(x, name, len);
+    r->lora = r->model_name ? NULL : lora_take(x->adapters, name, len);
+    if (r->lora) r->model_name = r->lora->name;
+    return r->model_name != NULL;
 }
 
 enum status request_model_check(struct request *r, json_t *root)
@@ -87,10 +103,9 @@ enum status request_model_check(struct request *r, json_t *root)
         return api_fail(&r->response.error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
     size_t len = json_string_length(m);
-    r->model_name = model_name_find(&r->srv->ctx, name, len);
-    if (!r->model_name && r->response.shape == ERROR_OLLAMA && len > 7 &&
-        strcmp(name + len - 7, ":latest") == 0) /* Ollama's default tag */
-        r->model_name = model_name_find(&r->srv->ctx, name, len - 7);
-    if (!len || r->model_name || r->srv->ctx.opt->accept_any_model) return ST_OK;
+    bool tagged = r->response.shape == ERROR_OLLAMA && len > 7 && strcmp(name + len - 7, ":latest") == 0;
+    if (!len || request_model_find(r, name, len) || (tagged && request_model_find(r, name, len - 7)) ||
+        r->srv->ctx.opt->accept_any_model) /* tagged: with Ollama's default */
+        return ST_OK;
     return request_model_unknown(r, name);
 }

@@ -176,7 +176,8 @@ void gen_read_end(struct generation *g);
 void gen_read_free(struct generation *g); /* if it was not called: when the client is gone */
 /* Checks that `model` names the served model. */
 enum status request_model_check(struct request *r, json_t *root);
-enum status request_model_unknown(struct request *r, const char *name); /* 404 */
+enum status request_model_unknown(struct request *r, const char *name);   /* 404 */
+bool request_model_find(struct request *r, const char *name, size_t len); /* -> model_name, lora */
 
 /* Fails if the model generates no text. */
 enum status gen_generates(struct generation *g);

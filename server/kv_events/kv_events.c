@@ -303,7 +303,8 @@ enum status kv_events_open(const struct kv_events_options *o, struct kv_events *
     if (!k) return err_nomem(err, NULL);
     pthread_mutex_init(&k->lock, NULL);
     k->block_tokens = o->block_tokens;
-    k->layout = (struct kv_layout){.map = o->map, .one_group = o->one_group};
+    k->layout = (struct kv_layout){
+        .map = o->map, .one_group = o->one_group, .lora = o->lora, .lora_arg = o->lora_arg};
     k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     buf_init(&k->queue, SIZE_MAX / 2);
     buf_init(&k->taken, SIZE_MAX / 2);

@@ -21,11 +21,16 @@
 
 struct kv_events;
 
+/* The adapter whose namespace (sched_namespace) a salt is; false: it is none's. Publisher's thread. */
+typedef bool kv_lora(void *arg, const uint8_t salt[32], char name[128], uint32_t *id);
+
 struct kv_events_options {
     const char *publish; /* a ZeroMQ address to bind; "connect:ADDRESS" connects. Borrowed for the call */
     const char *replay;  /* NULL: no replay */
     uint32_t block_tokens;
-    bool map;       /* events with field names */
+    bool map;      /* events with field names */
+    kv_lora *lora; /* kv_layout's */
+    void *lora_arg;
     bool one_group; /* all layers are of one kind: events have no group field */
 };
 

@@ -4,7 +4,7 @@
 #define KVASIR_KV_WIRE_H
 
 #include "config/base/buf.h"
-#include "scheduler/scheduler.h"
+#include "server/kv_events/kv_events.h"
 
 #include <msgpack.h>
 
@@ -33,6 +33,8 @@ enum status kv_put_cleared(struct buf *to) KV_MUST_CHECK;
 struct kv_layout {
     bool map;       /* {"type": name, field: value ...} instead of [name, value ...] */
     bool one_group; /* no group field */
+    kv_lora *lora;  /* NULL: there are no adapters */
+    void *lora_arg;
 };
 
 /* Packs records from data[0..len) as one batch, at least one and up to about `most` bytes; returns the bytes

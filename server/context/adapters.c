@@ -1,0 +1,247 @@
+/* See adapters.h. The lock is held for a look at the list, never while files are read. */
+#include "server/context/adapters.h"
+
+#include "config/base/file.h"
+#include "config/base/log.h"
+#include "config/base/utf8.h"
+#include "engine/model/model_info.h"
+#include "server/context/context.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define NAME_BYTES_MAX 127u
+
+struct adapters {
+    pthread_mutex_t lock;
+    struct lora *first;    /* listed ones, and those still held */
+    struct engine *engine; /* of all */
+    char *dir;             /* without links; or NULL */
+    uint32_t max, listed, ids;
+};
+
+enum status adapters_create(uint32_t max, const char *dir, struct adapters **out, struct err *err)
+{
+    struct adapters *a = calloc(1, sizeof *a);
+    if (!a) return err_nomem(err, NULL);
+    pthread_mutex_init(&a->lock, NULL);
+    a->max = max;
+    a->dir = dir ? realpath(dir, NULL) : NULL;
+    *out = a;
+    return dir && !a->dir ? err_set(err, ST_INVALID, "--lora-dir %.200s: no such directory", dir) : ST_OK;
+}
+
+uint32_t adapters_max(const struct adapters *a)
+{
+    return a->max;
+}
+
+/* ---- references; under the lock, except for what is freed ---- */
+
+static void lora_free(struct adapters *a, struct lora *x)
+{
+    if (x && x->weights) adapter_free(a->engine, x->weights);
+    if (x) free(x->name);
+    if (x) free(x->path);
+    free(x);
+}
+
+/* Takes x out if nothing needs it; what is left of it to free after the lock, or NULL. */
+static struct lora *drop(struct adapters *a, struct lora *x)
+{
+    if (x->listed || x->holders) return NULL;
+    struct lora **at = &a->first;
+    while (*at != x) at = &(*at)->next;
+    *at = x->next;
+    for (const struct lora *y = a->first; y; y = y->next)
+        if (y->weights == x->weights) x->weights = NULL;
+    return x;
+}
+
+static struct lora *find(const struct adapters *a, const char *name, size_t len)
+{
+    struct lora *x = a->first;
+    while (x && (!x->listed || strlen(x->name) != len || memcmp(x->name, name, len) != 0)) x = x->next;
+    return x;
+}
+
+struct lora *lora_take(struct adapters *a, const char *name, size_t len)
+{
+    pthread_mutex_lock(&a->lock);
+    struct lora *x = find(a, name, len);
+    if (x) x->holders++;
+    pthread_mutex_unlock(&a->lock);
+    return x;
+}
+
+void lora_release(struct adapters *a, struct lora *x)
+{
+    if (!x) return;
+    pthread_mutex_lock(&a->lock);
+    x->holders--;
+    x = drop(a, x);
+    pthread_mutex_unlock(&a->lock);
+    lora_free(a, x);
+}
+
+struct lora *lora_next(struct adapters *a, struct lora *x)
+{
+    pthread_mutex_lock(&a->lock);
+    struct lora *y = x ? x->next : a->first;
+    while (y && !y->listed) y = y->next;
+    if (y) y->holders++;
+    pthread_mutex_unlock(&a->lock);
+    lora_release(a, x);
+    return y;
+}
+
+bool lora_named(void *adapters, const uint8_t space[32], char name[128], uint32_t *id)
+{
+    struct adapters *a = adapters;
+    pthread_mutex_lock(&a->lock);
+    const struct lora *x = a->first;
+    while (x && (!x->listed || memcmp(x->digest, space + 24, 8) != 0)) x = x->next;
+    if (x) strcpy(name, x->name);
+    if (x) *id = x->id;
+    pthread_mutex_unlock(&a->lock);
+    return x != NULL;
+}
+
+/* ---- loading ---- */
+
+static enum status name_check(const struct context *x, const char *name, struct err *err)
+{
+    size_t n = strlen(name);
+    bool ok = n && n <= NAME_BYTES_MAX && utf8_valid(name, n) && !strpbrk(name, ",\"\\"); /* of metrics */
+    for (size_t i = 0; i < n; i++) ok = ok && (unsigned char)name[i] >= ' ';
+    if (!ok)
+        return err_set(err, ST_INVALID,
+                       "'%.127s' is no name for an adapter: 1 to %u bytes of UTF-8 without , \" and \\", name,
+                       NAME_BYTES_MAX);
+    return model_name_find(x, name, n)
+               ? err_set(err, ST_INVALID, "The name '%.127s' is the base model's.", name)
+               : ST_OK;
+}
+
+/* Under the lock: may one of that name be loaded? */
+static enum status may_load(const struct adapters *a, const char *name, bool in_place, struct err *err)
+{
+    bool taken = find(a, name, strlen(name)) != NULL;
+    if (taken && !in_place)
+        return err_set(
+            err, ST_INVALID,
+            "The lora adapter '%.127s' has already been loaded. If you want to load the adapter in "
+            "place, set 'load_inplace' to True.",
+            name);
+    if (!taken && a->listed >= a->max)
+        return err_set(err, ST_INVALID,
+                       "%u adapters are loaded, as many as --max-loras allows: unload one first.", a->listed);
+    return ST_OK;
+}
+
+/* Under the lock: lists x. An earlier one with its content has its weights: *spare are not needed. */
+static void list(struct adapters *a, struct lora *x, struct lora **gone, struct adapter **spare)
+{
+    struct lora *was = find(a, x->name, strlen(x->name)), **at = &a->first;
+    x->id = ++a->ids;
+    x->listed = true;
+    a->listed += !was;
+    for (; *at; at = &(*at)->next) {
+        if (memcmp((*at)->digest, x->digest, 32) != 0 || *spare) continue;
+        *spare = x->weights;
+        x->weights = (*at)->weights;
+    }
+    *at = x;
+    if (!was) return;
+    was->listed = false;
+    *gone = drop(a, was);
+}
+
+enum status adapters_load(const struct context *c, struct engine *e, const char *name, const char *path,
+                          bool in_place, struct err *err)
+{
+    struct adapters *a = c->adapters;
+    struct lora *x = calloc(1, sizeof *x), *gone = NULL;
+    struct adapter *spare = NULL;
+    enum status st = x ? name_check(c, name, err) : err_nomem(err, name);
+    pthread_mutex_lock(&a->lock);
+    a->engine = e;
+    if (!st) st = may_load(a, name, in_place, err);
+    pthread_mutex_unlock(&a->lock);
+    if (!st && (!(x->name = strdup(name)) || !(x->path = strdup(path)))) st = err_nomem(err, name);
+    if (!st) st = adapter_open(e, path, &x->weights, err);
+    if (!st) {
+        memcpy(x->digest, adapter_info(x->weights)->digest, sizeof x->digest);
+        const uint8_t *d = x->digest;
+        snprintf(x->fingerprint, sizeof x->fingerprint, "%s_%02x%02x%02x%02x%02x",
+                 engine_model(e)->fingerprint, d[0], d[1], d[2], d[3], d[4]);
+        x->created = (int64_t)time(NULL);
+        log_info("lora=%s path=%s bytes=%llu", name, path,
+                 (unsigned long long)adapter_info(x->weights)->bytes);
+        pthread_mutex_lock(&a->lock);
+        st = may_load(a, name, in_place, err); /* another may have been loaded meanwhile */
+        if (!st) list(a, x, &gone, &spare);
+        pthread_mutex_unlock(&a->lock);
+    }
+    if (spare) adapter_free(e, spare);
+    lora_free(a, st ? x : gone);
+    return st;
+}
+
+enum status adapters_load_list(const struct context *c, struct engine *e, const char *text, struct err *err)
+{
+    char *copy = text ? strdup(text) : NULL, *at = copy;
+    enum status st = text && !copy ? err_nomem(err, text) : ST_OK;
+    for (char *name; !st && (name = strsep(&at, ","));) {
+        char *path = strchr(name, '=');
+        if (path) *path++ = '\0';
+        st = path ? adapters_load(c, e, name, path, false, err)
+                  : err_set(err, ST_INVALID, "'%.200s' is not NAME=DIR", name);
+        if (st) st = err_prefix(err, st, "--lora");
+    }
+    free(copy);
+    return st;
+}
+
+bool adapters_unload(struct adapters *a, const char *name)
+{
+    pthread_mutex_lock(&a->lock);
+    struct lora *x = find(a, name, strlen(name)), *gone = NULL;
+    if (x) {
+        x->listed = false;
+        a->listed--;
+        gone = drop(a, x);
+    }
+    pthread_mutex_unlock(&a->lock);
+    lora_free(a, gone);
+    return x != NULL;
+}
+
+void adapters_destroy(struct adapters *a)
+{
+    if (!a) return;
+    while (a->first) {
+        struct lora *x = a->first;
+        x->listed = false;
+        lora_free(a, drop(a, x));
+    }
+    pthread_mutex_destroy(&a->lock);
+    free(a->dir);
+    free(a);
+}
+
+char *adapters_path(const struct adapters *a, const char *name)
+{
+    char *path = !a->dir ? NULL : *name == '/' ? strdup(name) : file_join(a->dir, name);
+    char *real = path ? realpath(path, NULL) : NULL;
+    size_t n = a->dir ? strlen(a->dir) : 0;
+    free(path);
+    if (real && strncmp(real, a->dir, n) == 0 && (real[n] == '/' || a->dir[n - 1] == '/')) return real;
+    free(real);
+    return NULL;
+}
