@@ -142,7 +142,8 @@ struct slot {
 struct sched_flight {
     struct engine_chunk *chunks; /* [sequences_max] */
     struct sequence **seqs;      /* [sequences_max] of the chunks; NULL: it has ended meanwhile */
-    uint32_t count, tokens;      /* count 0: there is none */
+    atomic_uint **dropped;  /* [sequences_max] sched_sequence.running of those that have ended; or NULL */
+    uint32_t count, tokens; /* count 0: there is none */
     struct engine_batch batch;
     enum status status; /* of engine_submit */
     struct err err;

@@ -100,7 +100,7 @@ struct sched_sequence {
     uint8_t salt[32]; /* namespace of prefix cache and image features: hash of the request's cache_salt; all
                            zero = the shared one */
     const struct adapter *adapter; /* borrowed until EV_END; NULL: the model itself */
-    atomic_uint *running; /* counts the sequence while it is in the running batch; NULL: nothing does */
+    atomic_uint *running; /* counts it while it runs, or a step with it is in flight; NULL: nothing does */
     bool no_cache_read;   /* computes its whole prompt */
     bool no_cache_write;  /* publishes nothing */
     bool progress;        /* EV_PROGRESS after each step of its prefill */

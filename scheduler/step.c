@@ -20,6 +20,8 @@ static void drop_ahead(struct scheduler *s, struct sequence *q)
         .top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS};
     s->ahead->seqs[q->ahead - 1] = NULL;
     s->ahead->chunks[q->ahead - 1].sampling = &nobodys; /* the request's is the client's again */
+    s->ahead->dropped[q->ahead - 1] = q->req.running;   /* the step still reads its adapter */
+    q->req.running = NULL;
     q->ahead = 0;
 }
 
@@ -507,6 +509,8 @@ static void land(struct scheduler *s, uint64_t now_us)
         atomic_store(&s->failed, true); /* before a client sees the error and retries */
     for (uint32_t i = 0; i < f->count; i++) {
         struct sequence *q = f->seqs[i];
+        if (!q && f->dropped[i]) atomic_fetch_sub(f->dropped[i], 1);
+        f->dropped[i] = NULL;
         if (!q) continue;
         if (!f->status) {
             finish_chunk(s, q, &f->chunks[i], now_us);

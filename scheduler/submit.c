@@ -46,9 +46,10 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->ahead = &s->flights[1];
     size_t most = s->caps.sequences_max;
     bool ok = NEW(s->slots, s->slot_count) && NEW(s->free_slots, s->slot_count) &&
-              NEW(s->step->chunks, most) && NEW(s->ahead->chunks, most) && NEW(s->step->seqs, most) &&
-              NEW(s->ahead->seqs, most) && NEW(s->asking, most) && NEW(s->prefills, most) &&
-              NEW(s->shares, most) && NEW(s->drawn, most * (s->opt.draft_max + 1u)) && NEW(s->drafts, most) &&
+              NEW(s->step->chunks, most) && NEW(s->ahead->chunks, most) && NEW(s->step->dropped, most) &&
+              NEW(s->ahead->dropped, most) && NEW(s->step->seqs, most) && NEW(s->ahead->seqs, most) &&
+              NEW(s->asking, most) && NEW(s->prefills, most) && NEW(s->shares, most) &&
+              NEW(s->drawn, most * (s->opt.draft_max + 1u)) && NEW(s->drafts, most) &&
               NEW(s->draft_slots, most) && !eventq_init(&s->events);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
@@ -100,6 +101,7 @@ void sched_destroy(struct scheduler *s)
     for (int i = 0; i < 2; i++) {
         free(s->flights[i].chunks);
         free(s->flights[i].seqs);
+        free(s->flights[i].dropped);
     }
     free(s->asking);
     free(s->prefills);

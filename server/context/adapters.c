@@ -19,7 +19,11 @@
 
 struct adapters {
     pthread_mutex_t lock;
-    struct lora *first;    /* listed ones, and those still held */
+    struct lora *first; /* listed ones, and those still held */
+    struct lora *gone;  /* to be freed */
+    pthread_cond_t work;
+    pthread_t reaper;
+    bool reaps, stop;
     struct engine *engine; /* of all */
     char *dir;             /* without links; or NULL */
     uint32_t max, listed, ids;
@@ -30,6 +34,7 @@ enum status adapters_create(uint32_t max, const char *dir, struct adapters **out
     struct adapters *a = calloc(1, sizeof *a);
     if (!a) return err_nomem(err, NULL);
     pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->work, NULL);
     a->max = max;
     a->dir = dir ? realpath(dir, NULL) : NULL;
     *out = a;
@@ -51,16 +56,41 @@ static void lora_free(struct adapters *a, struct lora *x)
     free(x);
 }
 
-/* Takes x out if nothing needs it; what is left of it to free after the lock, or NULL. */
-static struct lora *drop(struct adapters *a, struct lora *x)
+/* Frees what nothing needs any more, in that order: on a thread of its own, because it waits for the step in
+ * flight, and for an adapter that is being read. */
+static void *reap(void *arg)
 {
-    if (x->listed || x->holders) return NULL;
+    struct adapters *a = arg;
+    pthread_mutex_lock(&a->lock);
+    while (!a->stop) {
+        struct lora *x = a->gone;
+        if (!x) {
+            pthread_cond_wait(&a->work, &a->lock);
+            continue;
+        }
+        a->gone = x->next;
+        pthread_mutex_unlock(&a->lock);
+        while (atomic_load(&x->running)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        lora_free(a, x);
+        pthread_mutex_lock(&a->lock);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+/* Takes x out if nothing needs it. */
+static void drop(struct adapters *a, struct lora *x)
+{
+    if (x->listed || x->holders) return;
     struct lora **at = &a->first;
     while (*at != x) at = &(*at)->next;
     *at = x->next;
     for (const struct lora *y = a->first; y; y = y->next)
         if (y->weights == x->weights) x->weights = NULL;
-    return x;
+    for (at = &a->gone; *at;) at = &(*at)->next;
+    x->next = NULL;
+    *at = x;
+    pthread_cond_signal(&a->work);
 }
 
 static struct lora *find(const struct adapters *a, const char *name, size_t len)
@@ -84,9 +114,8 @@ void lora_release(struct adapters *a, struct lora *x)
     if (!x) return;
     pthread_mutex_lock(&a->lock);
     x->holders--;
-    x = drop(a, x);
+    drop(a, x);
     pthread_mutex_unlock(&a->lock);
-    lora_free(a, x);
 }
 
 struct lora *lora_next(struct adapters *a, struct lora *x)
@@ -145,7 +174,7 @@ static enum status may_load(const struct adapters *a, const char *name, bool in_
 }
 
 /* Under the lock: lists x. An earlier one with its content has its weights: *spare are not needed. */
-static void list(struct adapters *a, struct lora *x, struct lora **gone, struct adapter **spare)
+static void list(struct adapters *a, struct lora *x, struct adapter **spare)
 {
     struct lora *was = find(a, x->name, strlen(x->name)), **at = &a->first;
     x->id = ++a->ids;
@@ -159,18 +188,19 @@ static void list(struct adapters *a, struct lora *x, struct lora **gone, struct 
     *at = x;
     if (!was) return;
     was->listed = false;
-    *gone = drop(a, was);
+    drop(a, was);
 }
 
 enum status adapters_load(const struct context *c, struct engine *e, const char *name, const char *path,
                           bool in_place, struct err *err)
 {
     struct adapters *a = c->adapters;
-    struct lora *x = calloc(1, sizeof *x), *gone = NULL;
+    struct lora *x = calloc(1, sizeof *x);
     struct adapter *spare = NULL;
     enum status st = x ? name_check(c, name, err) : err_nomem(err, name);
     pthread_mutex_lock(&a->lock);
     a->engine = e;
+    if (!a->reaps) a->reaps = pthread_create(&a->reaper, NULL, reap, a) == 0;
     if (!st) st = may_load(a, name, in_place, err);
     pthread_mutex_unlock(&a->lock);
     if (!st && (!(x->name = strdup(name)) || !(x->path = strdup(path)))) st = err_nomem(err, name);
@@ -185,11 +215,11 @@ enum status adapters_load(const struct context *c, struct engine *e, const char 
                  (unsigned long long)adapter_info(x->weights)->bytes);
         pthread_mutex_lock(&a->lock);
         st = may_load(a, name, in_place, err); /* another may have been loaded meanwhile */
-        if (!st) list(a, x, &gone, &spare);
+        if (!st) list(a, x, &spare);
         pthread_mutex_unlock(&a->lock);
     }
     if (spare) adapter_free(e, spare);
-    lora_free(a, st ? x : gone);
+    if (st) lora_free(a, x);
     return st;
 }
 
@@ -211,26 +241,35 @@ enum status adapters_load_list(const struct context *c, struct engine *e, const 
 bool adapters_unload(struct adapters *a, const char *name)
 {
     pthread_mutex_lock(&a->lock);
-    struct lora *x = find(a, name, strlen(name)), *gone = NULL;
+    struct lora *x = find(a, name, strlen(name));
     if (x) {
         x->listed = false;
         a->listed--;
-        gone = drop(a, x);
+        drop(a, x);
     }
     pthread_mutex_unlock(&a->lock);
-    lora_free(a, gone);
     return x != NULL;
 }
 
 void adapters_destroy(struct adapters *a)
 {
     if (!a) return;
-    while (a->first) {
-        struct lora *x = a->first;
+    pthread_mutex_lock(&a->lock);
+    for (struct lora *x = a->first, *next; x; x = next) {
+        next = x->next;
         x->listed = false;
-        lora_free(a, drop(a, x));
+        drop(a, x);
+    }
+    a->stop = true;
+    pthread_cond_signal(&a->work);
+    pthread_mutex_unlock(&a->lock);
+    if (a->reaps) pthread_join(a->reaper, NULL);
+    for (struct lora *x; (x = a->gone);) {
+        a->gone = x->next;
+        lora_free(a, x);
     }
     pthread_mutex_destroy(&a->lock);
+    pthread_cond_destroy(&a->work);
     free(a->dir);
     free(a);
 }

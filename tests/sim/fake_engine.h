@@ -15,6 +15,7 @@
 #include "config/base/assert.h"
 #include "engine/engine.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -147,6 +148,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
 /* ---- adapters: they change every item, and those that touch images the features too ---- */
 struct adapter {
     struct adapter_info info;
+    atomic_uint *users; /* sched_sequence.running; may be NULL */
 };
 const struct adapter_info *adapter_info(const struct adapter *a)
 {
@@ -489,7 +491,11 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     const struct fake_flight *f = &e->flights[e->waited % 2];
     (void)err;
     ASSERT(e->waited++ < e->submitted && f->batch == b);
-    for (uint32_t i = 0; i < b->chunk_count; i++) b->chunks[i].out = f->out[i];
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct adapter *a = b->chunks[i].adapter;
+        ASSERT(!a || !a->users || atomic_load(a->users)); /* else it may be freed by now */
+        b->chunks[i].out = f->out[i];
+    }
     e->clock_us += f->us;
     return ST_OK;
 }

@@ -110,10 +110,11 @@ struct sim {
     uint64_t now;
 };
 /* Two of one content; two that touch images. */
-static const struct adapter adapters[] = {{{.digest = {1}}},
-                                          {{.digest = {1}}},
-                                          {{.digest = {2}, .touches_images = true}},
-                                          {{.digest = {3}, .touches_images = true}}};
+static atomic_uint adapter_users[4];
+static const struct adapter adapters[] = {{{.digest = {1}}, &adapter_users[0]},
+                                          {{.digest = {1}}, &adapter_users[1]},
+                                          {{.digest = {2}, .touches_images = true}, &adapter_users[2]},
+                                          {{.digest = {3}, .touches_images = true}, &adapter_users[3]}};
 static struct totals *run_totals; /* for the engine's hook */
 static bool chunk_drafts;
 
@@ -254,6 +255,7 @@ static struct request *request_new(const struct sim *m, const struct part_list *
                                      .user = r};
     if (rnd(8) == 0) r->seq.salt[rnd(32)] = (uint8_t)rnd(2);
     if (rnd(3) == 0) r->seq.adapter = &adapters[rnd(sizeof adapters / sizeof *adapters)];
+    if (r->seq.adapter) r->seq.running = r->seq.adapter->users;
     fake_oracle(&m->e, &r->prompt, r->sampling.seed, r->seq.tokens_max, r->seq.tokens_min, r->stop_id,
                 r->seq.ignore_eos, r->seq.adapter, &r->expect);
     for (uint32_t i = 0; i < r->prompt.span_count && m->late_pixels; i++) {
@@ -634,6 +636,7 @@ static void sim_close(struct sim *m)
     t->noticed += m->e.noticed;
     t->ahead += m->e.ahead;
     t->seeds++;
+    for (int i = 0; i < 4 && !m->live_count; i++) ASSERT_CMP(atomic_load(&adapter_users[i]), ==, 0);
     sched_destroy(m->s);
     fake_close(&m->e);
     block_index_free(m->index);
