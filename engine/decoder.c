@@ -134,13 +134,6 @@ static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *r
     scale_and_norm(e, net, t, resid, add, post, NULL, next);
 }
 
-static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
-                   enum be_epilogue epi, void *out)
-{
-    e->ops->linear(e->be, &(struct be_linear_args){w, .x = x, .t = t, .epilogue = epi, .out = out});
-    atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
-}
-
 static void gather_outputs(struct engine *e, const void *src, size_t row_bytes, void *dst)
 {
     e->ops->gather(
@@ -164,6 +157,7 @@ static const void *prune(struct engine *e, struct net *net, struct flow *f, cons
     const struct decoder_scratch *s = &net->s;
     f->pruned = true;
     f->resid = out_resid(e, net);
+    if (e->adapted) e->adapted = &e->step.adapted[1];
     if (e->step.all_output) return x;
     f->t = e->step.output_count;
     gather_outputs(e, x, bytes, to);
@@ -181,7 +175,7 @@ static const void *prune(struct engine *e, struct net *net, struct flow *f, cons
 static const float *project(struct engine *e, struct net *net, const struct be_weight *w, const void *x,
                             uint32_t t, const float *post, float *resid)
 {
-    linear(e, w, x, t, post ? BE_EPI_F32 : BE_EPI_ADD_F32, post ? net->s.proj : resid);
+    engine__linear(e, w, x, t, post ? BE_EPI_F32 : BE_EPI_ADD_F32, post ? net->s.proj : resid);
     return post ? net->s.proj : NULL;
 }
 
@@ -201,24 +195,24 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
 {
     struct decoder_scratch *s = &net->s;
     if (!l->experts) {
-        linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
+        engine__linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
         return project(e, net, w->down, s->mlp, t, w->post_mlp_norm, resid);
     }
     bool beside = l->shared_ff && !w->shared_gate;
-    if (l->shared_ff) linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
+    if (l->shared_ff) engine__linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
     if (beside) {
-        linear(e, w->down, s->mlp, t, BE_EPI_F32, s->proj);
+        engine__linear(e, w->down, s->mlp, t, BE_EPI_F32, s->proj);
         plain_norm(e, net, t, s->proj, w->shared_norm, s->mix, true);
         add_and_norm(e, net, t, resid, NULL, NULL, w->router_norm);
     }
     if (w->shared_gate) {
-        linear(e, w->shared_gate, s->h, t, BE_EPI_F32, s->gates);
+        engine__linear(e, w->shared_gate, s->h, t, BE_EPI_F32, s->gates);
         e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_SIGMOID, .gate = s->gates, .gate_stride = 1,
                                                    .gate_row = true, .x = s->mlp, .x_dtype = e->plan.act,
                                                    .x_stride = be_ld(l->shared_ff), .t = t, .heads = 1,
                                                    .d = l->shared_ff, .out = s->mlp});
     }
-    linear(e, w->router, s->h, t, BE_EPI_F32, s->router);
+    engine__linear(e, w->router, s->h, t, BE_EPI_F32, s->router);
     e->ops->route(e->be,
                   &(struct be_route_args){s->router, .t = t, .experts = l->experts, .k = l->experts_used,
                                           .renorm = l->experts_renorm, .scale = w->router_scale,
@@ -229,7 +223,7 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                .k = l->experts_used, .t = t, .c = net->desc.hidden, .ff = l->ff,
                                .gate = gate_epilogue(l->gate), .x = s->h, .ids = s->expert_ids,
                                .weights = s->expert_weights, .scratch = s->experts, .out = s->proj});
-    if (w->shared_gate) linear(e, w->down, s->mlp, t, BE_EPI_ADD_F32, s->proj);
+    if (w->shared_gate) engine__linear(e, w->down, s->mlp, t, BE_EPI_ADD_F32, s->proj);
     if (!beside) return s->proj;
     add_and_norm(e, net, t, s->mix, s->proj, w->experts_norm, NULL);
     return s->mix;
@@ -241,7 +235,7 @@ static void ple(struct engine *e, struct net *net, uint32_t t)
     const struct model_desc *d = &net->desc;
     struct decoder_scratch *s = &net->s;
     pack(e, net, t, s->resid);
-    linear(e, net->w.ple_project, s->h, t, BE_EPI_F32, s->out_ple);
+    engine__linear(e, net->w.ple_project, s->h, t, BE_EPI_F32, s->out_ple);
     /* rms(x / sqrt(C)) with eps is rms(x) with C eps. */
     e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t * d->layer_count, .c = d->ple,
                                                .eps = d->norm_eps * (float)d->hidden, .x = s->out_ple,
@@ -257,12 +251,12 @@ static void add_ple(struct engine *e, struct net *net, uint32_t n, uint32_t t, b
     struct decoder_scratch *s = &net->s;
     const float *from = pruned && !e->step.all_output ? s->out_ple : s->token;
     pack(e, net, t, resid);
-    linear(e, w->ple_gate, s->h, t, BE_EPI_F32, s->qkv);
+    engine__linear(e, w->ple_gate, s->h, t, BE_EPI_F32, s->qkv);
     e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_GELU_TANH, .gate = s->qkv, .gate_stride = d->ple,
                                                .x = from + (size_t)n * d->ple,
                                                .x_stride = (size_t)d->layer_count * d->ple, .t = t,
                                                .heads = 1, .d = d->ple, .out = s->mlp});
-    linear(e, w->token_up, s->mlp, t, BE_EPI_F32, s->proj);
+    engine__linear(e, w->token_up, s->mlp, t, BE_EPI_F32, s->proj);
     scale_and_norm(e, net, t, resid, s->proj, w->token_post_norm, w->layer_scale, next);
 }
 
@@ -316,7 +310,7 @@ static void heads(struct engine *e, struct net *net, uint32_t n, const struct fl
     uint32_t group = e->kv.layer_group[l->kv_owner];
     const struct be_rows *rows = f->pruned ? &e->step.out_rows[group] : &e->step.rows[group];
     bool out_rope = f->pruned && !e->step.all_output;
-    linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    engine__linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
     if (d->qk_norm_all) {
         uint32_t q = l->heads * l->head_dim;
         norm_columns(e, net, n, f->t, 0, q, w->q_norm);
@@ -366,8 +360,8 @@ static const void *delta_net(struct engine *e, struct net *net, uint32_t n, stru
     const struct layer_weights *w = &net->w.layers[n];
     struct decoder_scratch *s = &net->s;
     uint32_t columns = desc_conv_columns(d), values = g->value_heads * g->value_dim;
-    linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
-    linear(e, w->gates, s->h, f->t, BE_EPI_F32, s->gates);
+    engine__linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    engine__linear(e, w->gates, s->h, f->t, BE_EPI_F32, s->gates);
     recurrent_mix(e, net, n);
     if (n == net->prune_layer && e->step.output_count == 0) return NULL;
     e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_SILU, .gate = s->qkv + columns,
@@ -383,7 +377,7 @@ static const void *short_conv(struct engine *e, struct net *net, uint32_t n, str
 {
     struct decoder_scratch *s = &net->s;
     size_t c = net->desc.hidden;
-    linear(e, net->w.layers[n].qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    engine__linear(e, net->w.layers[n].qkv, s->h, f->t, BE_EPI_F32, s->qkv);
     recurrent_mix(e, net, n);
     if (n == net->prune_layer && e->step.output_count == 0) return NULL;
     e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_NONE, .gate = s->qkv + c, .gate_stride = 3 * c,
@@ -439,7 +433,7 @@ static void own_stream(struct engine *e, uint32_t t)
                       &(struct be_clamp_args){e->plan.act, .x = k ? f->state : f->token, .x_stride = ld,
                                               .t = t, .c = c, .bounds = f->everything,
                                               .out = (char *)f->both + k * c * act, .out_stride = wide});
-    linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, f->net.s.resid);
+    engine__linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, f->net.s.resid);
 }
 
 void decoder_own_keys(struct engine *e)
@@ -458,6 +452,7 @@ void decoder_own_keys(struct engine *e)
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b)
 {
     uint32_t t = e->step.t;
+    e->adapted = e->step.adapted[0].run_count ? &e->step.adapted[0] : NULL;
     embed(e, net, t, net->s.resid);
     copy_features(e, net, b);
     if (e->draft.own)
@@ -465,6 +460,7 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
     if (net->desc.ple) ple(e, net, t);
     rope_tables(e, net);
     layers(e, net, b, t);
+    e->adapted = NULL; /* no drafter has one */
     if (!e->draft.own) return;
     decoder_own_keys(e);
     if (!e->step.all_output && e->step.output_count)
@@ -503,10 +499,10 @@ void decoder_draft(struct engine *e, uint32_t t, bool first)
         e->ops->copy(e->be, row, (char *)f->token + i * ld, wide);
         e->ops->copy(e->be, row + wide, (char *)f->state + i * ld, wide);
     }
-    linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, s->resid);
+    engine__linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, s->resid);
     layers(e, &f->net, NULL, t); /* none has an image */
     plain_norm(e, &f->net, t, s->resid, f->net.w.final_norm, f->read, false);
-    linear(e, f->net.w.draft_out, f->read, t, BE_EPI_F32, f->wide);
+    engine__linear(e, f->net.w.draft_out, f->read, t, BE_EPI_F32, f->wide);
     e->ops->pack(e->be, &(struct be_pack_args){f->wide, t, d->drafts_for, f->state});
 }
 
@@ -516,11 +512,11 @@ void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_
     const struct decoder_scratch *s = &net->s;
     size_t row = be_ld(net->desc.hidden) * be_dtype_bytes(e->plan.act);
     uint32_t v = net->desc.centroids ? net->desc.centroids : net->desc.vocab;
-    linear(e,
-           e->draft.own          ? e->net.w.head
-           : net->desc.centroids ? net->w.centroids
-                                 : net->w.head,
-           (char *)e->draft.read + first * row, count, BE_EPI_F32, s->logits);
+    engine__linear(e,
+                   e->draft.own          ? e->net.w.head
+                   : net->desc.centroids ? net->w.centroids
+                                         : net->w.head,
+                   (char *)e->draft.read + first * row, count, BE_EPI_F32, s->logits);
     e->ops->topk(e->be,
                  &(struct be_topk_args){s->logits, count, v, k, s->top, (float *)(s->top + count * k)});
 }
@@ -536,8 +532,12 @@ void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t 
 {
     const struct model_desc *d = &net->desc;
     struct decoder_scratch *s = &net->s;
+    struct adapter_rows adapted = e->step.adapted[1];
+    adapted.first = first;
     decoder_head_in(e, net, first, count);
-    linear(e, net->w.head, s->head_in, count, BE_EPI_F32, s->logits);
+    e->adapted = adapted.run_count ? &adapted : NULL;
+    engine__linear(e, net->w.head, s->head_in, count, BE_EPI_F32, s->logits);
+    e->adapted = NULL;
     e->ops->logit_stats(e->be, &(struct be_logits_args){s->logits, .r = count, .v = d->vocab,
                                                         .softcap = d->final_softcap,
                                                         .targets = e->step.targets + first,

@@ -100,6 +100,7 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
                                .own_gemm = gemm && strcmp(gemm, "own") == 0,
                                .hopper = hopper && strcmp(hopper, "1") == 0};
     enum be_result r = e->ops->open(&params, &e->be);
+    e->params = params;
     if (r != BE_OK && e->ops != be_cpu_ops()) {
         const char *why = e->ops->last_error(NULL); /* cuda_loader.h */
         if (opt->backend == BACKEND_CUDA)
@@ -207,6 +208,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
                             struct err *err)
 {
     struct hf_config *config = calloc(1, sizeof *config);
+    pthread_mutex_init(&e->adapters.lock, NULL);
     e->dir = strdup(opt->model_dir ? opt->model_dir : "");
     enum status st = config && e->dir ? ST_OK : err_nomem(err, NULL);
     if (!st) st = pick_ops(opt, &e->ops, err);

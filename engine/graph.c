@@ -99,7 +99,7 @@ const struct engine_graph *engine__graph_for(const struct engine *e, const struc
     if (!e->graph_count || b->chunk_count > e->graphs[e->graph_count - 1].rows) return NULL;
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         const struct engine_chunk *r = &b->chunks[i];
-        if (r->count != 1 || !r->sample) return NULL;
+        if (r->count != 1 || !r->sample || r->adapter) return NULL;
         for (uint32_t k = 0; k < r->span_count; k++)
             if (r->spans[k].begin <= r->position && r->position < r->spans[k].end) return NULL;
     }

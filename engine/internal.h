@@ -6,9 +6,10 @@
 #include "engine/engine.h"
 #include "engine/model/model_desc.h"
 #include "engine/sample/sampler.h"
-#include "engine/checkpoint/weights.h"
+#include "engine/checkpoint/adapter_weights.h"
 #include "kernels/backend.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 /* Rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB; a device with its own memory takes more. */
@@ -157,6 +158,33 @@ struct output_row {
     bool sample, score, hidden;
 };
 
+/* ---- adapters: engine/adapter.c reads them, engine/adapter_rows.c multiplies ---- */
+struct adapter {
+    struct adapter_info info;
+    struct adapter_weights w;
+};
+/* Rows [first, first + count) of a product, of one adapter. */
+struct adapter_run {
+    const struct adapter *adapter;
+    uint32_t first, count;
+};
+struct adapter_rows {
+    const struct adapter_run *runs; /* [run_count] ascending */
+    uint32_t run_count;
+    uint32_t first; /* the product's first row is this one in `runs` */
+};
+#define ADAPTER_ROWS 256u /* of a product, at most, that go through an adapter at once */
+/* Shared by all adapters; made with the first. `be` packs on the thread that reads one: it has no other. */
+struct adapter_room {
+    pthread_mutex_t lock; /* of everything but what the engine thread reads: down and add */
+    struct backend *be;
+    struct adapter_sizes sizes;
+    void *down;      /* act [ADAPTER_ROWS, be_ld(sizes.k)], A x; its rows are as wide as each adapter needs */
+    float *add;      /* [ADAPTER_ROWS, sizes.n] */
+    float *nothing;  /* [sizes.n] what leaves a row as it is */
+    uint32_t *zeros; /* [ADAPTER_ROWS] */
+};
+
 /* Index arrays of the step that was submitted last; addresses are the backend's. The offset of an array
  * depends only on the numbers of rows and sequences; the block tables, whose length varies, come last. */
 struct step {
@@ -175,6 +203,7 @@ struct step {
     const uint32_t *before;     /* [T] with drafter.own: row of `hidden` of each row's predecessor */
     const uint32_t *draft_rows; /* [draft_count] rows of draft tokens */
     uint32_t draft_count;
+    struct adapter_rows adapted[2]; /* of all rows, and of the output rows; run_count 0: none */
 };
 
 /* Inputs of the step's draft tokens in every recurrent layer. The states leave draft tokens out; once it is
@@ -232,6 +261,11 @@ struct engine {
     } flights[2];     /* steps in flight, the older one first */
     uint32_t flight_count;
     struct replay replay;
+    struct be_params params; /* of `be` */
+    struct adapter_room adapters;
+    const struct adapter_rows *adapted;     /* of the rows that are worked on; NULL: no adapter */
+    struct adapter_run *runs;               /* [2, sequences_max] step.adapted's */
+    struct be_linear_args *adapter_linears; /* [2, sequences_max] */
 };
 
 /* One image during its encode, then its rows. */
@@ -268,6 +302,11 @@ struct engine_features {
     const uint32_t *table_rows; /* [grid_h * grid_w, taps] lookup of the position table, with weights */
     const float *table_weights;
 };
+
+void adapters_close(struct engine *e); /* what all share */
+/* engine/adapter_rows.c: out = epilogue of x W, and of what adapters add to it (e->adapted). */
+void engine__linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
+                    enum be_epilogue epi, void *out);
 
 /* engine/draft.c */
 /* Reads the draft model's configuration and headers, and checks that it fits the target. */

@@ -553,7 +553,9 @@ enum status engine__alloc(struct engine *e, struct err *err)
     e->host_token = token ? malloc(HOST_TOKEN_ROWS * token * sizeof *e->host_token) : NULL;
     e->host_row = e->becaps.host_memory ? NULL : malloc(longest * sizeof *e->host_row);
     e->host_results = malloc(p->logit_rows * (sizeof *e->net.s.stats + BE_TOPK_MAX * 8));
-    if (!e->host_step || !e->output_rows || (token && !e->host_token) ||
+    e->runs = malloc(2 * (size_t)p->sequences_max * sizeof *e->runs);
+    e->adapter_linears = malloc(2 * (size_t)p->sequences_max * sizeof *e->adapter_linears);
+    if (!e->host_step || !e->output_rows || !e->runs || !e->adapter_linears || (token && !e->host_token) ||
         (!e->host_row && !e->becaps.host_memory) || !e->host_results)
         return err_nomem(err, "step arrays");
     return ST_OK;
@@ -582,11 +584,15 @@ void engine__release(struct engine *e)
         drafter_close(e);
         engine__free_net(e, &e->net);
         profile_close(e);
+        adapters_close(e);
         e->ops->close(e->be);
     }
     for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
     free(e->host_step);
     free(e->output_rows);
+    free(e->runs);
+    free(e->adapter_linears);
+    pthread_mutex_destroy(&e->adapters.lock);
     free(e->host_token);
     free(e->host_row);
     free(e->host_results);

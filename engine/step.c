@@ -328,6 +328,23 @@ static void pack_ple(struct engine *e, const uint32_t *ids)
     }
 }
 
+/* The runs of rows with an adapter, of all rows or of the output rows. */
+static void find_adapters(struct engine *e, const struct engine_batch *b, bool outputs)
+{
+    struct adapter_run *runs = e->runs + (outputs ? e->plan.sequences_max : 0);
+    struct adapter_rows *to = &e->step.adapted[outputs];
+    uint32_t n = outputs ? e->step.output_count : b->chunk_count, row = 0;
+    to->runs = runs;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct engine_chunk *r = &b->chunks[outputs ? e->output_rows[i].chunk : i];
+        uint32_t count = outputs ? 1 : r->count;
+        struct adapter_run *last = to->run_count ? &runs[to->run_count - 1] : NULL;
+        if (last && last->adapter == r->adapter && last->first + last->count == row) last->count += count;
+        else if (r->adapter) runs[to->run_count++] = (struct adapter_run){r->adapter, row, count};
+        row += count;
+    }
+}
+
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
 {
     struct packer p = {.e = e};
@@ -354,6 +371,8 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     st->all_output = st->output_count + p.pad == st->t;
     if (st->output_count) pack_targets(&p, b);
     if (st->output_count && !st->all_output) pack_out_rows(&p, b);
+    find_adapters(e, b, false);
+    find_adapters(e, b, true);
     pack_tables(&p, b);
     for (uint32_t g = 0; g < e->kv.table_groups; g++) {
         if (st->all_output) st->out_rows[g] = st->rows[g];

@@ -7,13 +7,6 @@
 
 #include <math.h>
 
-static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
-                   enum be_epilogue epi, void *out)
-{
-    e->ops->linear(e->be, &(struct be_linear_args){w, .x = x, .t = t, .epilogue = epi, .out = out});
-    atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
-}
-
 static enum be_norm_kind norm_kind(const struct desc_vision *d)
 {
     return d->rms ? BE_NORM_RMS : BE_NORM_LAYER;
@@ -62,7 +55,7 @@ static void embed_raw(struct engine *e, struct engine_features *f)
     a.out = f->patch_rows;
     a.out_dtype = e->plan.act;
     e->ops->norm(e->be, &a);
-    linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
+    engine__linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
     a.c = d->hidden;
     a.x = f->resid;
     a.weight = w->dense_norm;
@@ -109,12 +102,12 @@ static void embed_patches(struct engine *e, struct engine_features *f)
     if (!w->pre_norm) {
         uint32_t t = f->frames * f->grid_h * f->grid_w;
         bool add = embed_positions(e, f, f->resid);
-        linear(e, w->patch, f->patch_rows, t, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+        engine__linear(e, w->patch, f->patch_rows, t, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
         if (w->class_row)
             e->ops->copy(e->be, f->resid + (size_t)t * d->hidden, w->class_row, d->hidden * sizeof(float));
         return;
     }
-    linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
+    engine__linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
     norm(e, f->resid, f->patches, d->hidden, w->pre_norm, w->pre_norm_bias, f->resid, true);
     if (embed_positions(e, f, f->dense)) /* where the patches were */
         e->ops->norm(e->be, &(struct be_norm_args){
@@ -168,10 +161,10 @@ static void onto_stream(struct engine *e, const struct be_weight *w, const void 
     const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
     if (!post) {
-        linear(e, w, x, t, BE_EPI_ADD_F32, resid);
+        engine__linear(e, w, x, t, BE_EPI_ADD_F32, resid);
         return;
     }
-    linear(e, w, x, t, BE_EPI_F32, v->dense);
+    engine__linear(e, w, x, t, BE_EPI_F32, v->dense);
     if (d->clip) clamp(e, BE_F32, v->dense, d->hidden, t, d->hidden, bounds[1], v->dense, d->hidden);
     e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = d->hidden, .eps = d->eps,
                                                .x = v->dense, .post_weight = post, .residual = resid});
@@ -185,7 +178,7 @@ static void clipped(struct engine *e, const struct vision_layer_weights *w, enum
     struct vision_scratch *v = &e->v;
     float *dense = stride == n ? out : v->dense;
     clamp(e, e->plan.act, v->h, be_ld(d->hidden), t, d->hidden, w->bounds[p][0], v->attn, be_ld(d->hidden));
-    linear(e, m, v->attn, t, BE_EPI_F32, dense);
+    engine__linear(e, m, v->attn, t, BE_EPI_F32, dense);
     clamp(e, BE_F32, dense, n, t, n, w->bounds[p][1], out, stride);
 }
 
@@ -195,7 +188,7 @@ static void qkv_products(struct engine *e, const struct vision_layer_weights *w,
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t c = d->hidden;
     if (!d->clip) {
-        linear(e, w->qkv, e->v.h, t, BE_EPI_F32, e->v.qkv);
+        engine__linear(e, w->qkv, e->v.h, t, BE_EPI_F32, e->v.qkv);
         return;
     }
     clipped(e, w, VISION_Q, w->qkv, t, c, e->v.qkv, 3 * (size_t)c);
@@ -209,9 +202,9 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
     const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
     if (!d->clip) {
-        linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
+        engine__linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
         if (!w->up) return;
-        linear(e, w->up, v->h, t, BE_EPI_F32, v->up);
+        engine__linear(e, w->up, v->h, t, BE_EPI_F32, v->up);
         e->ops->gate(e->be,
                      &(struct be_gate_args){BE_GATE_NONE, .gate = v->up, .gate_stride = d->ff, .x = v->mlp,
                                             .x_dtype = e->plan.act, .x_stride = be_ld(d->ff), .t = t,
@@ -306,8 +299,8 @@ static void halve(struct engine *e, struct engine_features *f)
                             &(struct be_interpolate_args){x, .rows = f->mean_rows, .weights = f->mean_weights,
                                                           .t = t, .c = c, .taps = 4, .out = v->dense});
         norm(e, x, t, 4 * c, w->norm2, w->norm2_bias, v->h, false);
-        linear(e, w->fc1, v->h, t, BE_EPI_GELU_TANH, v->mlp);
-        linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, v->dense);
+        engine__linear(e, w->fc1, v->h, t, BE_EPI_GELU_TANH, v->mlp);
+        engine__linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, v->dense);
         e->ops->copy(e->be, f->resid + (size_t)row / 4 * c, v->dense, (size_t)t * c * sizeof(float));
     }
     f->patches /= 4;
@@ -359,8 +352,8 @@ static void project(struct engine *e, struct engine_features *f, const float *x)
                                                    .x = x + (size_t)first * d->hidden,
                                                    .weight = e->net.w.vision.soft_norm, .out = v->h,
                                                    .out_dtype = e->plan.act});
-        linear(e, e->net.w.vision.projection, v->h, t, BE_EPI_F32,
-               f->rows + (size_t)first * e->net.desc.hidden);
+        engine__linear(e, e->net.w.vision.projection, v->h, t, BE_EPI_F32,
+                       f->rows + (size_t)first * e->net.desc.hidden);
     }
 }
 
@@ -391,8 +384,8 @@ static void finish_linear(struct engine *e, struct engine_features *f)
         uint32_t left = f->tokens - first, t = left < e->v.rows ? left : e->v.rows;
         norm(e, f->resid + (size_t)first * c, t, c, e->net.w.vision.post_norm, e->net.w.vision.post_norm_bias,
              e->v.h, false);
-        linear(e, e->net.w.vision.projection, e->v.h, t, BE_EPI_F32,
-               f->rows + (size_t)first * e->net.desc.hidden);
+        engine__linear(e, e->net.w.vision.projection, e->v.h, t, BE_EPI_F32,
+                       f->rows + (size_t)first * e->net.desc.hidden);
     }
 }
 
@@ -448,12 +441,12 @@ static void merge_products(struct engine *e, uint32_t first, uint32_t t,
     struct vision_scratch *v = &e->v;
     void *x = v->h, *next = v->attn;
     if (w->conv) {
-        linear(e, w->conv, x, t, BE_EPI_ACT, next);
+        engine__linear(e, w->conv, x, t, BE_EPI_ACT, next);
         x = v->attn;
         next = v->h;
     }
     if (w->proj) {
-        linear(e, w->proj, x, t, BE_EPI_F32, v->dense);
+        engine__linear(e, w->proj, x, t, BE_EPI_F32, v->dense);
         dense_norm(e, v->dense, t, d->merge_conv,
                    w->places ? w->places + (size_t)first * d->merge_conv : NULL, w->proj_norm,
                    w->proj_norm_bias);
@@ -465,8 +458,8 @@ static void merge_products(struct engine *e, uint32_t first, uint32_t t,
         next = w->conv ? v->attn : v->h;
     }
     enum be_epilogue gelu = d->names.merge_up ? BE_EPI_GLU_SILU : BE_EPI_GELU_ERF;
-    linear(e, w->fc1, x, t, w->fc2 ? gelu : BE_EPI_F32, w->fc2 ? next : out);
-    if (w->fc2) linear(e, w->fc2, next, t, BE_EPI_F32, out);
+    engine__linear(e, w->fc1, x, t, w->fc2 ? gelu : BE_EPI_F32, w->fc2 ? next : out);
+    if (w->fc2) engine__linear(e, w->fc2, next, t, BE_EPI_F32, out);
     if (w->out_norm) dense_norm(e, out, t, e->net.desc.hidden, NULL, w->out_norm, w->out_norm_bias);
 }
 
@@ -491,12 +484,25 @@ static void merge(struct engine *e, struct engine_features *f, uint32_t part)
                        &(struct be_gather_args){f->pooled, f->token_row, f->tokens, c * sizeof(float), out});
 }
 
+static void finish(struct engine *e, struct engine_features *f)
+{
+    switch (e->net.desc.vision.end) {
+    case VISION_POOL: finish_pool(e, f); break;
+    case VISION_LINEAR: finish_linear(e, f); break;
+    case VISION_EMBED: project(e, f, f->resid); break;
+    case VISION_MERGE: merge(e, f, 0); break;
+    }
+}
+
 void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     uint64_t spent = 0, most = layers * VISION_SLICE;
     uint32_t last = layers && layers < d->layers - f->layers_done ? f->layers_done + layers : d->layers;
+    const struct adapter_run run = {f->adapter, 0, UINT32_MAX};
+    const struct adapter_rows adapted = {.runs = &run, .run_count = 1};
     ASSERT(!f->done);
+    e->adapted = f->adapter ? &adapted : NULL;
     if (!f->embedded) embed_patches(e, f);
     f->embedded = true;
     while (f->layers_done < last && (!layers || spent < most)) {
@@ -507,12 +513,7 @@ void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
             continue;
         merge(e, f, 1 + f->deepstack_done++);
     }
-    if (f->layers_done < d->layers) return;
-    switch (d->end) {
-    case VISION_POOL: finish_pool(e, f); break;
-    case VISION_LINEAR: finish_linear(e, f); break;
-    case VISION_EMBED: project(e, f, f->resid); break;
-    case VISION_MERGE: merge(e, f, 0); break;
-    }
-    f->done = true;
+    f->done = f->layers_done == d->layers;
+    if (f->done) finish(e, f);
+    e->adapted = NULL;
 }

@@ -124,6 +124,8 @@ struct be_linear_args {
     uint32_t t;    /* rows; 0 is fine */
     enum be_epilogue epilogue;
     void *out;
+    const float *add; /* f32 [T, N] in the order of the parts, added to the sums after the bias; only with an
+                         act output. NULL: none. A row of -0.0f changes no bit. */
 };
 
 /* x[t] = w_row[ids[t]] * scale, as f32. The table is the packed weight of the tied head ([V, C]); `round_act`
@@ -490,6 +492,9 @@ struct be_ops {
     void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first);
 
     void (*linear)(struct backend *b, const struct be_linear_args *a);
+    /* `count` of them in any order, of weights without quants and glu; none reads or writes what another
+     * writes. NULL: one after another. */
+    void (*linears)(struct backend *b, const struct be_linear_args *a, uint32_t count);
     void (*embed)(struct backend *b, const struct be_embed_args *a);
     void (*norm)(struct backend *b, const struct be_norm_args *a);
     void (*rope)(struct backend *b, const struct be_rope_args *a);

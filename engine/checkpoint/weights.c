@@ -16,8 +16,7 @@ void weights_row(const struct row_table *t, uint32_t id, float *out)
     (void)stf_to_f32(&row, out); /* load_take() checked the dtype */
 }
 
-/* Keys and values of a layer that reads another's: released files contain them unused. */
-static bool shared_away(const struct model_desc *d, const char *name)
+bool load_shared_away(const struct model_desc *d, const char *name)
 {
     const char *const stems[] = {d->names.k, d->names.v, d->names.k_norm};
     for (uint32_t n = 0; n < d->layer_count; n++)
@@ -66,7 +65,7 @@ enum status weights_inventory(const struct stf_files *files, const struct model_
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
             if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0) &&
-                !shared_away(desc, ld.map[i].name) && !after_last(&ld, ld.map[i].name))
+                !load_shared_away(desc, ld.map[i].name) && !after_last(&ld, ld.map[i].name))
                 load_note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);

@@ -123,6 +123,8 @@ struct weight_format {
  * released one), clears `tied` if the files hold a head other than the embedding, and qkv_fused if the
  * tower's q, k and v are separate. files NULL: does nothing. Call it before weights_inventory. */
 void model_desc_resolve(struct model_desc *d, const struct stf_files *files);
+/* Whether a tensor (by its name in the files) is of a part that is not served: audio, drafters, and so on. */
+bool weights_carried_along(const char *name);
 /* Whether the files hold STEM.weight of the description. */
 bool weights_hold(const struct model_desc *d, const struct stf_files *files, const char *stem);
 

@@ -6,7 +6,8 @@
  *   weights_text.c     the walk: decoder, drafter, experts;  weights_vision.c: the tower
  *   weights_linear.c   one weight of it
  *   weights_quant.c    quants and floats that it is packed from
- *   weights_tensors.c  the tensors that those come from, and vectors */
+ *   weights_tensors.c  the tensors that those come from, and vectors
+ *   adapter_weights.c  what an adapter adds to the products of the walk */
 #ifndef KVASIR_WEIGHTS_INTERNAL_H
 #define KVASIR_WEIGHTS_INTERNAL_H
 
@@ -18,6 +19,7 @@ struct named {
     const struct stf_tensor *t;
     bool used;
 };
+struct linear_spec;
 struct loader {
     const struct stf_files *files;
     const struct model_desc *desc;
@@ -25,11 +27,14 @@ struct loader {
     size_t map_count;
     struct weights_inventory *inventory; /* inventory pass only; NULL while loading */
     struct weight_format format;
-    bool floats;    /* what is read now stays float */
-    bool fine;      /* or is not kept in 4 bits */
-    bool tower;     /* or is of the image tower: rows are padded to MADE_SPAN */
-    bool alike;     /* must become quants like the other matrices of its group */
-    enum status st; /* first error; after it everything is a no-op */
+    bool floats; /* what is read now stays float */
+    bool fine;   /* or is not kept in 4 bits */
+    bool tower;  /* or is of the image tower: rows are padded to MADE_SPAN */
+    bool alike;  /* must become quants like the other matrices of its group */
+    /* Then an inventory without files, which only shows each product; base: its packed weight. */
+    void (*each)(struct loader *ld, const struct linear_spec *s, const struct be_weight *base);
+    struct adapter_walk *adapter; /* each's */
+    enum status st;               /* first error; after it everything is a no-op */
     struct err *err;
     /* load pass */
     const struct be_ops *ops;
@@ -120,6 +125,9 @@ const float *load_vector(struct loader *ld, const char *stem, uint32_t layer, co
                          uint32_t rank, const uint64_t *shape, float plus);
 const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n,
                           float plus);
+
+/* weights.c: keys and values of a layer that reads another's: released files contain them unused. */
+bool load_shared_away(const struct model_desc *d, const char *name);
 
 /* weights_quant.c */
 bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,

@@ -288,6 +288,10 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
 {
     ASSERT(s->part_count > 0 && s->part_count <= 3 && s->k > 0);
     struct linear x = {.count = 0};
+    if (ld->each) {
+        ld->each(ld, s, *out);
+        return;
+    }
     if (!take_linear(ld, s, &x)) return;
     if (ld->inventory) count_linear(ld, s, &x);
     else pack_linear(ld, s, &x, out);

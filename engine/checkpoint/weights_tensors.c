@@ -24,7 +24,7 @@ static int by_canonical(const void *a, const void *b)
 /* Tensors of checkpoints that no version of the model reads: tables that can be computed, and the pooling
  * head that a tower was trained with. And drafters, and audio towers, which are not served; and what
  * server/embed/pooling.c reads. (A copy of the embedding as the tied head is expected, too.) */
-static bool carried_along(const char *name)
+bool weights_carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids", "packing_position_embedding.weight"};
     size_t len = strlen(name);
@@ -41,7 +41,7 @@ static bool carried_along(const char *name)
 void load_note_ignored(struct weights_inventory *s, const char *name)
 {
     size_t at = strlen(s->ignored_names), room = sizeof s->ignored_names - at;
-    if (carried_along(name)) return;
+    if (weights_carried_along(name)) return;
     if (s->ignored++ >= NAMED_IGNORED) return;
     snprintf(s->ignored_names + at, room, "%s%.120s", at ? ", " : "", name);
     for (char *p = s->ignored_names + at; *p; p++)

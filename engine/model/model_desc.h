@@ -186,10 +186,11 @@ struct desc_vision {
     bool post_layer_norm; /* post_norm is LayerNorm all the same */
     enum desc_vision_mlp mlp;
     bool patch_bias;
-    bool no_bias;           /* of the layers' products and the projection */
-    bool qkv_no_bias;       /* of the products for queries, keys and values */
-    bool qkv_fused;         /* one tensor for q, k, v (names.q) */
-    bool qk_pairs;          /* as model_desc.qk_pairs */
+    bool no_bias;     /* of the layers' products and the projection */
+    bool qkv_no_bias; /* of the products for queries, keys and values */
+    bool qkv_fused;   /* one tensor for q, k, v (names.q) */
+    bool qk_pairs;    /* as model_desc.qk_pairs */
+    bool qk_pairs_differ;
     bool v_norm;            /* as desc_layer.v_norm */
     float qk_norm_all;      /* > 0: eps of the norms of q and k, which are over all heads (0: per head) */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
@@ -276,11 +277,13 @@ struct model_desc {
     float final_softcap;   /* 0 = none */
     bool qk_norm_all;      /* the norms of q and k are [heads * head_dim] */
     bool qk_pairs; /* rows of q and k are stored for rotary in pairs (2i, 2i + 1): reordered on loading */
-    bool tied;     /* logits use the embedding */
-    uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */
-    double token_scale; /* rounded as embed_scale is */
-    uint32_t pad_id;    /* row of the table used for an image's tokens */
-    uint32_t pads[3];   /* [pad_count] tokens that are embedded as pad_id */
+    bool
+        qk_pairs_differ; /* and not in a file of the other kind (a directory, GGUF), or the other way round */
+    bool tied;           /* logits use the embedding */
+    uint32_t ple;        /* width of a layer's per-layer embedding; 0 = none */
+    double token_scale;  /* rounded as embed_scale is */
+    uint32_t pad_id;     /* row of the table used for an image's tokens */
+    uint32_t pads[3];    /* [pad_count] tokens that are embedded as pad_id */
     uint32_t pad_count;
     struct desc_names names;
     enum desc_experts expert_layout;

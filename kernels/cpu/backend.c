@@ -225,8 +225,15 @@ static void cpu__linear(struct backend *b, const struct be_linear_args *a)
     ASSERT(glu == a->w->glu);
     if (a->t == 0) return;
     ASSERT(a->x && a->out && cpu__aligned(a->x) && cpu__aligned(a->out));
+    ASSERT(!a->add || a->epilogue > BE_EPI_ADD_F32);
     const struct cpu_kernels *k = b->kern;
     (a->w->bits ? k->linear_quants : b->act == BE_BF16 ? k->linear_bf16 : k->linear_f32)(b, a);
+}
+
+static void cpu__linears(struct backend *b, const struct be_linear_args *a, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) ASSERT(a[i].w->type == b->act && !a[i].w->glu && !a[i].w->bits);
+    cpu_linears(b, a, count);
 }
 
 static void cpu__embed(struct backend *b, const struct be_embed_args *a)
@@ -535,6 +542,7 @@ const struct be_ops *be_cpu_ops(void)
         .kv_layer_bytes = cpu__kv_layer_bytes,
         .kv_clear = cpu__kv_clear,
         .linear = cpu__linear,
+        .linears = cpu__linears,
         .embed = cpu__embed,
         .norm = cpu__norm,
         .rope = cpu__rope,

@@ -159,6 +159,9 @@ extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_l
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
 
+/* linear/linear.c */
+void cpu_linears(struct backend *b, const struct be_linear_args *a, uint32_t count);
+
 /* linear/experts.c. Bytes of be_experts_args.scratch; SIZE_MAX on overflow. */
 size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
                            uint32_t experts);

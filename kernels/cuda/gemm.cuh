@@ -25,6 +25,7 @@ struct gemm_job {
     uint32_t kpad, wrows, n, t; /* n: output columns without padding */
     uint32_t ld;                /* elements from one output row to the next */
     enum be_epilogue epilogue;
+    const float *add; /* as in be_linear_args; not GROUPED */
     /* GROUPED: expert e has sorted pairs [first[e], first[e + 1]), in tiles [tile[e], tile[e + 1]); */
     const struct gemm_expert *experts;
     const uint32_t *first, *tile, *pairs; /* pairs[sorted place] = pair */
@@ -67,7 +68,14 @@ static __device__ __forceinline__ void gemm_put(const struct gemm_job &j, const 
         if (r + 8 < j.n) out[r + 8] = add ? out[r + 8] + v1 : v1;
         return;
     }
-    if (j.epilogue >= BE_EPI_GLU_GELU_TANH) {
+    bool glu = j.epilogue >= BE_EPI_GLU_GELU_TANH;
+    if (j.add) {
+        uint32_t c = glu ? r / 16 * 8 + r % 16 : r, second = glu ? j.n + c : r + 8;
+        const float *add = j.add + row * (glu ? 2 * (size_t)j.n : j.n);
+        if (c < j.n) v0 += add[c];
+        if (glu ? c < j.n : second < j.n) v1 += add[second];
+    }
+    if (glu) {
         uint32_t c = r / 16 * 8 + r % 16;
         float v = (j.epilogue == BE_EPI_GLU_SILU ? gemm_sigmoid_times(v0, 1.0f) : gemm_gelu_tanh(v0)) * v1;
         if (c < j.ld) cu_act_put<BF>(j.out, row * j.ld + c, c < j.n ? v : 0.0f);

@@ -28,6 +28,7 @@ void cuda_linear(struct backend *b, const struct be_linear_args *a)
         j.t = a->t - first < most ? a->t - first : most;
         j.ld = ld;
         j.epilogue = a->epilogue;
+        if (a->add) j.add = a->add + (size_t)first * w->n;
         if (lt_rows) cuda_lt_linear(b, w, j);
         else if (w->atoms) cuda_gemm_sm90(b, j, width, cu_div_up(j.t, width), false, nullptr);
         else gemm_run<false>(b, j, width, cu_div_up(j.t, width));

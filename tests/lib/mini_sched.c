@@ -37,7 +37,7 @@ static void encode(struct mini_sched *m, struct mini_seq *s)
     s->features = calloc(s->image_count + 1, sizeof *s->features);
     s->uses = calloc(2 * s->image_count + 1, sizeof *s->uses); /* with the text between, where it has spans */
     for (uint32_t i = 0; i < s->image_count; i++) {
-        must(engine_features_create(m->e, &s->images[i].pixels, NULL, &s->features[i], &err), &err);
+        must(engine_features_create(m->e, &s->images[i].pixels, s->adapter, &s->features[i], &err), &err);
         for (bool done = false; !done;)
             must(engine_features_step(m->e, s->features[i], m->encode_layers, &done, &err), &err);
     }
@@ -127,6 +127,7 @@ static void make_chunk(struct mini_seq *s, const struct mini_sched *m, struct en
     *r = (struct engine_chunk){
         .position = s->done,
         .count = end - s->done,
+        .adapter = s->adapter,
         .tokens = s->tokens,
         .token_count = s->prompt_count + s->generated,
         .prompt_count = prefill && s->score_end ? s->score_end : s->prompt_count,

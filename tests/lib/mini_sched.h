@@ -17,6 +17,7 @@ struct mini_seq {
     /* set by the caller */
     const uint32_t *prompt;
     uint32_t prompt_count, generate;
+    const struct adapter *adapter; /* NULL: none; also of its images */
     const struct mini_image *images;
     uint32_t image_count;
     struct sampling_params sampling;

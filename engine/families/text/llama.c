@@ -172,7 +172,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->eos_count = c->eos_count;
     d->ropes[0].query_beta = (float)t->rope[HF_FULL].llama_4_scaling_beta;
     d->ropes[0].original = t->rope[HF_FULL].original_max;
-    d->qk_pairs = r->d == NULL || strcmp(c->model_type, "ernie4_5") == 0; /* llama.cpp's conversion does it */
+    d->qk_pairs_differ = strcmp(c->model_type, "ernie4_5") != 0; /* llama.cpp's conversion does it */
+    d->qk_pairs = r->d == NULL || !d->qk_pairs_differ;
     d->ropes[1] = d->ropes[0];
     d->ropes[1].ramp = RAMP_NONE;
     d->ropes[1].unrotated_pairs = d->ropes[0].dim / 2;

@@ -93,6 +93,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->qk_pairs = r->d != NULL; /* llama.cpp's conversion reorders them */
+    d->qk_pairs_differ = true;
     d->names.gate_up = "text.layers.#.mlp.gate_up_proj";
     d->names.post_attn_norm = "text.layers.#.post_self_attn_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_mlp_layernorm";

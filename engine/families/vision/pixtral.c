@@ -111,6 +111,7 @@ static void describe_tower(const struct hf_reader *r, const struct hf_config *c,
         .rope_theta = v->rope_theta,
         .rope_between = true,
         .qk_pairs = r->d == NULL, /* as llama.cpp's conversion has them */
+        .qk_pairs_differ = true,
         .end = VISION_MERGE,
         .merge = v->spatial_merge_size,
         .merge_ff = c->text.hidden_size,

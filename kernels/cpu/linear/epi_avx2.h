@@ -16,6 +16,11 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
     for (uint32_t c = 0; c < 32; c += 8) {
         __m256 s = _mm256_load_ps(sums + c);
         if (w->bias) s = _mm256_add_ps(s, _mm256_loadu_ps(w->bias + (size_t)pair * 32 + c));
+        _mm256_store_ps(v + c, s);
+    }
+    if (e > BE_EPI_ADD_F32 && j->a->add) linear_add(j->a, pair, j->row0 + row, v);
+    for (uint32_t c = 0; c < 32; c += 8) {
+        __m256 s = _mm256_load_ps(v + c);
         if (e == BE_EPI_GELU_TANH || (e == BE_EPI_GLU_GELU_TANH && c < 16)) s = v8_gelu_tanh(s);
         if (e == BE_EPI_GELU_ERF) s = v8_gelu_erf(s);
         if (e == BE_EPI_QUICK_GELU) s = v8_quick_gelu(s);

@@ -25,6 +25,8 @@ struct epi_dest {
     bool stream;
     const uint32_t *add_row; /* as in linear_job */
     const float *add_weight;
+    const float *add; /* be_linear_args.add: row 0 of the block, this pair's first column, or NULL */
+    size_t add_stride, add_second; /* floats from row to row, and to the second 16 */
 };
 
 static inline struct epi_dest epi_dest_of(const struct linear_job *j, uint32_t pair)
@@ -41,6 +43,11 @@ static inline struct epi_dest epi_dest_of(const struct linear_job *j, uint32_t p
         .add_row = j->add_row,
         .add_weight = j->add_weight,
     };
+    if (!f32 && j->a->add) {
+        d.add = j->a->add + (size_t)j->row0 * j->w->n + (size_t)pair * (j->w->glu ? 16 : 32);
+        d.add_stride = j->w->n;
+        d.add_second = j->w->glu ? n : 16;
+    }
     return d;
 }
 
@@ -84,6 +91,12 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
     if (d->bias) {
         s0 = _mm512_add_ps(s0, _mm512_loadu_ps(d->bias));
         s1 = _mm512_add_ps(s1, _mm512_loadu_ps(d->bias + 16));
+    }
+    if (e > BE_EPI_ADD_F32 && d->add) {
+        const float *add = d->add + row * d->add_stride;
+        s0 = _mm512_add_ps(s0, _mm512_maskz_loadu_ps(d->m0, add));
+        s1 = _mm512_add_ps(
+            s1, _mm512_maskz_loadu_ps(e >= BE_EPI_GLU_GELU_TANH ? d->m0 : d->m1, add + d->add_second));
     }
     switch (e) {
     case BE_EPI_ADD_F32:

@@ -120,3 +120,59 @@ void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct 
         cpu_pool_run(b->pool, a->w->pairs, linear__grain(b, set, a->w, j.m), linear__pairs_range, &j);
     }
 }
+
+/* ---- several products: of few rows each, work items of all of them in one go over the pool ---- */
+
+#define LINEARS_ROWS 16u
+#define LINEARS_ITEM ((size_t)64 << 10) /* bytes of weights */
+
+struct linears {
+    const struct be_linear_args *a;
+    struct backend *b;
+    const struct linear_set *set;
+    uint32_t slices, grain; /* work items of a product; pairs of a work item */
+};
+
+/* Whether each work item may rearrange the rows for itself. */
+static bool linears__few(const struct linear_set *set, const struct be_linear_args *a)
+{
+    return set && a->t <= LINEARS_ROWS &&
+           (size_t)a->t * a->w->kpad * u32_max(set->pack_elem, 4) <= CPU_THREAD_SCRATCH / 2;
+}
+
+static void linears__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    const struct linears *l = ctx;
+    for (uint32_t i = begin; i < end; i++) {
+        const struct be_linear_args *a = &l->a[i / l->slices];
+        uint32_t pair = i % l->slices * l->grain;
+        char *scratch = cpu_thread_scratch(l->b, worker);
+        struct linear_job j = {.a = a, .w = a->w, .m = a->t, .x = a->x, .set = l->set};
+        if (a->t == 0 || pair >= a->w->pairs || !linears__few(l->set, a)) continue;
+        if (l->set->pack && j.m >= l->set->pack_min) {
+            j.packed = scratch + CPU_THREAD_SCRATCH / 2;
+            l->set->pack(&j, 0, j.m);
+        }
+        l->set->pairs(&j, pair, u32_min(pair + l->grain, a->w->pairs), scratch);
+    }
+}
+
+void cpu_linears(struct backend *b, const struct be_linear_args *a, uint32_t count)
+{
+    bool bf16 = b->act == BE_BF16;
+    struct linears l = {
+        .a = a, .b = b, .set = bf16 ? b->kern->set_bf16 : b->kern->set_f32, .grain = UINT32_MAX};
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (a[i].t == 0) continue;
+        if (!linears__few(l.set, &a[i])) {
+            (bf16 ? b->kern->linear_bf16 : b->kern->linear_f32)(b, &a[i]);
+            continue;
+        }
+        most = u32_max(most, a[i].w->pairs);
+        l.grain = u32_min(l.grain, (uint32_t)(LINEARS_ITEM / (2 * a[i].w->panel_bytes)) + 1);
+    }
+    if (!most) return;
+    l.slices = (most - 1) / l.grain + 1;
+    cpu_pool_run(b->pool, count * l.slices, 1, linears__range, &l);
+}

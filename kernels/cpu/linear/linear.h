@@ -60,6 +60,14 @@ static inline void *linear_out_act(const struct linear_job *j, uint32_t t, uint3
     size_t at = (size_t)(j->row0 + t) * be_ld(n) + (size_t)pair * (j->w->glu ? 16 : 32);
     return (char *)j->a->out + at * be_dtype_bytes(j->w->type);
 }
+/* Adds be_linear_args.add to the 32 packed sums of row t of the call. */
+static inline void linear_add(const struct be_linear_args *a, uint32_t pair, uint32_t t, float *sums)
+{
+    uint32_t parts = a->w->glu ? 2 : 1, width = 32 / parts, n = a->w->n / parts, first = pair * width;
+    const float *row = a->add + (size_t)t * a->w->n;
+    for (uint32_t c = 0; c < 32; c++)
+        if (first + c % width < n) sums[c] += row[c / width * n + first + c % width];
+}
 static inline uint32_t linear_cols(const struct linear_job *j, uint32_t pair)
 {
     uint32_t n = j->w->glu ? j->w->n / 2 : j->w->n, width = j->w->glu ? 16 : 32, first = pair * width;

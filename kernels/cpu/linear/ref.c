@@ -89,6 +89,7 @@ static void ref__linear_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
                 }
             }
             for (uint32_t c = 0; w->bias && c < 32; c++) sum[c] += w->bias[pair * 32 + c];
+            if (a->add) linear_add(a, pair, t, sum);
             ref__epilogue(a, pair, t, sum);
         }
     }
@@ -132,6 +133,7 @@ static void ref__quant_pairs(const struct linear_job *j, uint32_t begin, uint32_
             float sum[32] = {0};
             ref__dot_quants(j, pair, r, sum);
             for (uint32_t c = 0; w->bias && c < 32; c++) sum[c] += w->bias[pair * 32 + c];
+            if (j->a->add) linear_add(j->a, pair, j->row0 + r, sum);
             ref__epilogue(j->a, pair, j->row0 + r, sum);
         }
     }
