@@ -67,27 +67,43 @@ static enum status make_room(struct engine *e, struct err *err)
 static void fill_info(const struct engine *e, const struct adapter_files *f, struct adapter *a)
 {
     const struct adapter_weights *w = &a->w;
+    size_t act = be_dtype_bytes(e->plan.act);
     a->info.matrices = w->count;
     a->info.rank_max = w->rank_max;
     a->info.touches_images = w->touches_images;
     memcpy(a->info.digest, w->digest, sizeof w->digest);
     memcpy(a->info.base, f->base, sizeof a->info.base);
-    for (uint32_t i = 0; i < w->count && e->adapters.be; i++)
-        a->info.bytes += e->ops->weight_bytes(w->matrices[i].a) + e->ops->weight_bytes(w->matrices[i].b);
+    for (uint32_t i = 0; i < w->count; i++) {
+        const struct adapter_matrix *m = &w->matrices[i];
+        a->info.bytes += m->a ? e->ops->weight_bytes(m->a) + e->ops->weight_bytes(m->b)
+                              : be_ld(m->rank) * (be_ld(m->k) + be_ld(m->n)) * act;
+    }
 }
 
-static enum status load(struct engine *e, const char *path, struct adapter *a, struct err *err)
+/* be NULL: only checks it. */
+static enum status load(struct engine *e, const char *path, struct backend *be, struct adapter *a,
+                        struct err *err)
 {
     struct adapter_files f;
     struct model_desc desc;
     enum status st = adapter_files_open(path, &e->net.desc, &f, err);
     if (!st) st = as_stored(&e->net.desc, gguf_is(e->dir), &f, &desc, err);
     if (!st)
-        st = adapter_weights_load(&desc, &e->net.w, f.pairs, f.count, &e->adapters.sizes, e->ops,
-                                  e->adapters.be, &a->w, err);
-    if (!st && e->ops->sync(e->adapters.be) != BE_OK) st = no_memory(e, BE_DEVICE, err);
+        st = adapter_weights_load(&desc, be ? &e->net.w : NULL, f.pairs, f.count, &e->adapters.sizes,
+                                  be ? e->ops : NULL, be, &a->w, err);
+    if (!st && be && e->ops->sync(be) != BE_OK) st = no_memory(e, BE_DEVICE, err);
     if (!st) fill_info(e, &f, a);
     adapter_files_close(&f);
+    return st ? err_prefix(err, st, "adapter %s", path) : ST_OK;
+}
+
+enum status adapter_check(struct engine *e, const char *path, struct adapter_info *out, struct err *err)
+{
+    struct adapter a = {.info = {.bytes = 0}};
+    enum status st = adapter_sizes_of(&e->net.desc, &e->adapters.sizes, err);
+    if (!st) st = load(e, path, NULL, &a, err);
+    *out = a.info;
+    adapter_weights_free(&a.w, NULL, NULL);
     return st;
 }
 
@@ -97,14 +113,11 @@ enum status adapter_open(struct engine *e, const char *path, struct adapter **ou
     if (!a) return err_nomem(err, path);
     work_lock(&e->adapters.lock);
     enum status st = make_room(e, err);
-    if (!st) st = load(e, path, a, err);
+    if (!st) st = load(e, path, e->adapters.be, a, err);
     work_unlock(&e->adapters.lock);
-    if (st) {
-        adapter_free(e, a);
-        return err_prefix(err, st, "adapter %s", path);
-    }
-    *out = a;
-    return ST_OK;
+    if (st) adapter_free(e, a);
+    else *out = a;
+    return st;
 }
 
 const struct adapter_info *adapter_info(const struct adapter *a)

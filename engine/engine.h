@@ -109,6 +109,10 @@ struct adapter_info {
 enum status adapter_open(struct engine *e, const char *path, struct adapter **out,
                          struct err *err) KV_MUST_CHECK;
 const struct adapter_info *adapter_info(const struct adapter *a);
+/* For `kvasir inspect`: the same checks without the model's weights, which may be absent; bytes is an
+ * estimate. */
+enum status adapter_inspect(const struct engine_options *opt, const char *path, struct adapter_info *out,
+                            struct err *err) KV_MUST_CHECK;
 /* Any thread, before engine_close, once no step in flight and no image's encode has it. NULL is fine. */
 void adapter_free(struct engine *e, struct adapter *a);
 

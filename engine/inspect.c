@@ -254,27 +254,47 @@ static bool lacks_weights(const char *dir, struct err *lacking)
     return lacks;
 }
 
+/* engine__prepare, by config.json alone if the weights are not there (lacking->msg says so). */
+static enum status prepare(const struct engine_options *opt, struct engine **e, struct stf_files **files,
+                           struct err *lacking, struct err *err)
+{
+    struct engine_options bare = *opt;
+    *e = calloc(1, sizeof **e);
+    if (!*e) return err_nomem(err, NULL);
+    enum status st = engine__prepare(opt, *e, files, err);
+    if (st != ST_NOT_FOUND || opt->random_weights || !lacks_weights(opt->model_dir, lacking)) return st;
+    engine_close(*e);
+    *e = calloc(1, sizeof **e);
+    if (!*e) return err_nomem(err, NULL);
+    bare.random_weights = true;
+    bare.weight_bytes = indexed_bytes(opt->model_dir);
+    return engine__prepare(&bare, *e, files, err);
+}
+
+enum status adapter_inspect(const struct engine_options *opt, const char *path, struct adapter_info *out,
+                            struct err *err)
+{
+    struct stf_files *files = NULL;
+    struct engine *e;
+    struct err lacking;
+    enum status st = prepare(opt, &e, &files, &lacking, err);
+    if (!st || (st == ST_NOMEM && e && e->plan.kv_needed)) st = adapter_check(e, path, out, err);
+    stf_close(files);
+    engine_close(e);
+    return st;
+}
+
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
                            struct engine_inspected *out, struct err *err)
 {
     struct stf_files *files = NULL;
     struct buf b;
     buf_init(&b, cap > 0 ? cap - 1 : 0);
-    struct engine_options bare = *opt;
-    struct engine *e = calloc(1, sizeof *e);
+    struct engine *e;
     if (cap) *text = '\0';
-    if (!e) return err_nomem(err, NULL);
     *out = (struct engine_inspected){.hidden_size = 0};
-    enum status st = engine__prepare(opt, e, &files, err);
-    if (st == ST_NOT_FOUND && !opt->random_weights &&
-        lacks_weights(opt->model_dir, &out->lacking)) { /* is config.json served? */
-        engine_close(e);
-        e = calloc(1, sizeof *e);
-        if (!e) return err_nomem(err, NULL);
-        bare.random_weights = true;
-        bare.weight_bytes = indexed_bytes(opt->model_dir);
-        st = engine__prepare(&bare, e, &files, err);
-    }
+    enum status st = prepare(opt, &e, &files, &out->lacking, err);
+    if (!e) return st;
     bool full = st == ST_NOMEM && e->plan.kv_needed;
     out->retrieval = e->net.desc.retrieval;
     out->hidden_size = e->net.desc.hidden;

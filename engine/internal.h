@@ -304,6 +304,9 @@ struct engine_features {
 };
 
 void adapters_close(struct engine *e); /* what all share */
+/* Without weights: whether adapter_open takes it. */
+enum status adapter_check(struct engine *e, const char *path, struct adapter_info *out,
+                          struct err *err) KV_MUST_CHECK;
 /* engine/adapter_rows.c: out = epilogue of x W, and of what adapters add to it (e->adapted). */
 void engine__linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
                     enum be_epilogue epi, void *out);
