@@ -36,6 +36,7 @@ struct engine_options {
     bool float_vision;          /* no quants in the image tower */
     enum opt_kv_dtype kv_dtype; /* auto: the compute type */
     uint64_t kv_bytes;          /* size of the KV arena; 0 = from free memory */
+    uint64_t adapter_bytes;     /* set aside for adapters */
     uint32_t context_max;       /* 0 = the checkpoint's max_position_embeddings */
     uint32_t batch_tokens_max;  /* rows of one step; 0 = 2048 */
     uint32_t sequences_max;     /* sequences of one step; 0 = 64 */

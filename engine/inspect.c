@@ -151,14 +151,15 @@ static enum status say_vision(struct buf *b, const struct engine *e)
 static enum status say_plan(struct buf *b, const struct engine *e)
 {
     const struct engine_plan *p = &e->plan;
-    return buf_addf(
-        b,
-        "memory     %.1f MiB free: weights %.1f, working memory %.1f and of the vision tower %.1f, "
-        "KV %.1f MiB (%.1f would hold %u sequences of %u tokens)\n"
-        "step       at most %u tokens of %u sequences%s\n",
-        MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
-        MIB(p->kv_bytes), MIB(p->kv_needed), p->sequences_max, p->context_max, p->batch_tokens_max,
-        p->sequences_max, e->net.desc.image.rule == SPAN_PREFIX_LM ? ", prompts as a whole" : "");
+    return buf_addf(b,
+                    "memory     %.1f MiB free: weights %.1f, working memory %.1f and of the vision tower "
+                    "%.1f, adapters %.1f, "
+                    "KV %.1f MiB (%.1f would hold %u sequences of %u tokens)\n"
+                    "step       at most %u tokens of %u sequences%s\n",
+                    MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
+                    MIB(p->adapter_bytes), MIB(p->kv_bytes), MIB(p->kv_needed), p->sequences_max,
+                    p->context_max, p->batch_tokens_max, p->sequences_max,
+                    e->net.desc.image.rule == SPAN_PREFIX_LM ? ", prompts as a whole" : "");
 }
 
 /* Whose matrix products, by a check of each weight shape on the device. */

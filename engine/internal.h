@@ -49,6 +49,7 @@ struct engine_plan {
                               use */
     uint32_t draft_rows_max; /* draft tokens of one step; 0 = any number */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
+    uint64_t adapter_bytes;                                       /* set aside */
     uint64_t kv_needed;  /* what all sequences at full context need */
     uint64_t available;  /* memory that the plan started from */
     uint32_t logit_rows; /* per pass: each pass reads the head's weights */

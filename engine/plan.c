@@ -386,7 +386,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     if (e->draft.on)
         p->draft_bytes += e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e) +
                           drafter_spare_grains(e) * BE_KV_GRAIN;
-    uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
+    p->adapter_bytes = opt->adapter_bytes;
+    uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes + p->adapter_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
     p->kv_needed = kv_needed(e);
     uint64_t used = fixed + p->scratch_bytes;

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "server/bus_error.h"
 #include "server/cache_command.h"
+#include "server/context/adapters.h"
 #include "server/hub/hub.h"
 #include "server/model_load.h"
 #include "server/serve.h"
@@ -165,6 +166,7 @@ static int inspect(const struct options *o, const char *dir)
     static char text[1 << 18];
     struct err err = {0};
     struct engine_options eo = engine_options_from(o, dir);
+    eo.adapter_bytes = adapters_bytes(o);
     struct engine_inspected seen;
     bool starts =
         !engine_inspect(&eo, text, sizeof text, &seen, &err) && !model_load_check(o, dir, &seen, &err);

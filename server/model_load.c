@@ -175,6 +175,9 @@ static enum status engine_and_text_load(const struct options *o, const char *dir
     struct engine_options eo = engine_options_from(o, dir);
     struct text_load text = text_of(o, dir, m);
     uv_thread_t thread;
+    eo.adapter_bytes = adapters_bytes(o);
+    if (o->lora_dir && !o->lora)
+        log_info("no memory is set aside for adapters: --kv-memory must leave what they need");
     eo.progress = load_progress;
     eo.progress_arg = &progress;
     bool beside = uv_thread_create(&thread, text_load, &text) == 0;

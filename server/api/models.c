@@ -35,13 +35,13 @@ static void meta(struct json_writer *o, const struct model *m)
 
 /* What decides the bits of an output besides the request: docs/determinism.md. An answer's system_fingerprint
  * names the same. There is no mode without batch invariance. */
-static void determinism(struct json_writer *o, const struct model_info *m)
+static void determinism(struct json_writer *o, const struct model_info *m, const char *fingerprint)
 {
     jw_put(
         o,
         ",\"determinism\":{\"batch_invariant\":true,\"system_fingerprint\":%s,\"kernel_set\":%s,\"gemm\":%s,"
         "\"dtype\":%s,\"weights\":%s,\"kv_dtype\":%s,\"numerics_revision\":%u}",
-        m->fingerprint, m->backend, m->gemm, m->dtype, m->weights, m->kv_dtype, m->numerics);
+        fingerprint, m->backend, m->gemm, m->dtype, m->weights, m->kv_dtype, m->numerics);
 }
 
 static void card(struct json_writer *o, const struct request *r, const char *name, const struct lora *lora)
@@ -61,7 +61,8 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
         jw_put(o, ",\"architectures\":[%s],\"endpoints\":[\"/classify\",\"/v1/rerank\",\"/v1/score\"]",
                s->ctx.model->info->retrieval.classifier);
     if (s->ctx.model) meta(o, s->ctx.model);
-    if (s->ctx.model) determinism(o, s->ctx.model->info);
+    const struct model_info *m = s->ctx.model ? s->ctx.model->info : NULL;
+    if (m) determinism(o, m, lora ? lora->fingerprint : m->fingerprint);
     jw_text(o, "}");
 }
 
@@ -164,7 +165,7 @@ void api_props_start(struct request *r)
     jw_string(&o, source, len);
     jw_text(&o, m->caps.images ? ",\"modalities\":{\"vision\":true" : ",\"modalities\":{\"vision\":false");
     jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"");
-    determinism(&o, m->info);
+    determinism(&o, m->info, m->info->fingerprint);
     jw_text(&o, "}");
     request_respond(r, o.st ? 500 : 200);
 }

@@ -46,6 +46,22 @@ uint32_t adapters_max(const struct adapters *a)
     return a->max;
 }
 
+uint64_t adapters_bytes(const struct options *o)
+{
+    char *list = o->lora ? strdup(o->lora) : NULL, *at = list;
+    uint64_t sum = 0, largest = 0, left = o->max_loras;
+    for (char *one; (one = strsep(&at, ",")); left -= left > 0) {
+        char *dir = strchr(one, '='), *file = dir ? file_join(dir + 1, "adapter_model.safetensors") : NULL;
+        struct stat st = {0};
+        if (file && stat(file, &st)) (void)stat(dir + 1, &st); /* a GGUF file */
+        sum += (uint64_t)st.st_size;
+        largest = (uint64_t)st.st_size > largest ? (uint64_t)st.st_size : largest;
+        free(file);
+    }
+    free(list);
+    return 2 * (sum + (o->lora_dir ? left * largest : 0));
+}
+
 /* ---- references; under the lock, except for what is freed ---- */
 
 static void lora_free(struct adapters *a, struct lora *x)

@@ -30,6 +30,9 @@ enum status adapters_create(uint32_t max, const char *dir, struct adapters **out
                             struct err *err) KV_MUST_CHECK;
 void adapters_destroy(struct adapters *a); /* NULL is fine; nothing is held */
 uint32_t adapters_max(const struct adapters *a);
+/* Memory to set aside, by the sizes of --lora's files: twice as much, and for each that --lora-dir may bring
+ * as much as for the largest of them. */
+uint64_t adapters_bytes(const struct options *o);
 
 /* Reads the adapter at `path`: seconds, if it is large. in_place: it takes the place of one of that name.
  * ST_INVALID: the name is taken or is none, or too many are loaded; else errors of adapter_open. */
