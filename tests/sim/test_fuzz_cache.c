@@ -4,14 +4,15 @@
  * output must equal, bit for bit, its output alone and without cache. Where images have shapes of their own
  * (Qwen, Gemma 4) they come in several and in several row counts, videos too, occur anywhere in the prompt
  * and are swapped for longer and shorter ones; hits may end inside them if their attention is causal.
+ * A part of the requests has LoRA adapters: two names of one content, and one that changes the image tower.
  * Prefix-LM prompts (PaliGemma) get their spans as in a request, and only whole ones may be reused. Counters
  * show that the cache took part. Wrong keys must be found, and so must the bugs of tests/mutants. One thread,
  * virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
  *
  *     test_fuzz_cache                                        the short version for CI, and wrong keys
  *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family NAME] [--kernels SET]
- *         [--quantize none|int8|int4] [--kv-dtype auto|int8] [--instance K] [--no-cache] [--bug NAME]
- *         [--first-difference]
+ *         [--quantize none|int8|int4] [--kv-dtype auto|int8] [--instance K] [--no-cache] [--no-adapters]
+ *         [--bug NAME] [--first-difference]
  * A failing instance prints the line that runs it again. */
 #include "config/base/log.h"
 #include "kernels/backend.h"
@@ -19,6 +20,7 @@
 #include "scheduler/ngram_draft.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/lora_files.h"
 #include "tests/lib/test_images.h"
 #include "tests/lib/sched_check.h"
 
@@ -46,6 +48,7 @@ enum {
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
     FAMILIES = 8,
+    ADAPTERS = 3, /* the first two of one content; the third touches the tower, where it can */
     MODELS_MAX = 32 * FAMILIES,
     STALL_TURNS = 4000,
 };
@@ -155,6 +158,7 @@ struct spec {
     uint32_t fails_at; /* answer of so many tokens whose constraint fails; 0 = none */
     uint32_t tokens_max, tokens_min, stop_ids[2], stop_id_count;
     bool ignore_eos;
+    uint32_t adapter; /* content: 0 or 1; UINT32_MAX = none */
     struct answer cold;
 };
 /* A constraint whose masks come late, by chance, and never in a step that does not wait for them. */
@@ -175,6 +179,7 @@ struct request {
     struct prompt_span images[SPANS_MAX];
     uint32_t in_doubt; /* first image whose key is withheld; IMAGES_MAX = none */
     uint8_t salt;
+    uint32_t name; /* of its adapter: of ADAPTERS */
     bool no_read, no_write;
     uint64_t deadline_us;
     uint32_t cancel_in; /* turns until it is cancelled; 0 = never */
@@ -192,6 +197,7 @@ struct totals { /* counters first: add_totals goes over them */
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, images_asked, instances,
         inside, grids, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
+    uint64_t adapted, adapted_hits; /* with an adapter; of these hits */
     uint64_t restarts, loads, loaded_tokens, loads_failed, image_loads, written, announced;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
@@ -205,7 +211,7 @@ struct fuzz_options {
     const char *model, *kernels, *quantize; /* quantize NULL: every third instance int8, every third int4 */
     const char *kv_dtype;                   /* NULL: every second three instances int8 */
     int64_t instance;                       /* only this one; -1 = all */
-    bool no_cache;
+    bool no_cache, no_adapters;
     const char *family; /* only its checkpoints: a folder of tests/golden; NULL = all */
     bool drop_size;     /* bug: the image key leaves the size out */
     bool drop_end;      /* bug: the identity of a whole prompt leaves its last token out */
@@ -219,6 +225,7 @@ struct run {
     struct cache_store_options disk; /* dir NULL: none */
     char dir[64];
     struct engine *cold, *warm;
+    struct adapter *cold_adapters[ADAPTERS], *warm_adapters[ADAPTERS]; /* NULL: none */
     struct scheduler *s;
     const struct model_info *info;
     struct engine_caps caps;
@@ -428,6 +435,7 @@ static void draw_sampling(const struct run *r, struct spec *p)
         p->sampling.bias = p->bias;
         p->sampling.bias_count = 2;
     }
+    p->adapter = r->cold_adapters[0] && chance(45) ? rnd(2) : UINT32_MAX;
     p->constrained = chance(30);
     if (p->constrained && chance(10)) p->fails_at = 1 + rnd(12);
     p->tokens_max = 1 + rnd(chance(r->talkative) ? ANSWER_MAX : chance(50) ? 12 : 3);
@@ -611,6 +619,7 @@ static void run_cold(struct run *r, struct spec *p)
     struct sched_options opt = {.queue_max = 1, .no_prefix_cache = true, .features_bytes = 1};
     if (sched_create(r->cold, &opt, &s, &err)) fail_msg("%s", err.msg);
     struct sched_sequence seq = sequence_of(&q);
+    if (p->adapter != UINT32_MAX) seq.adapter = r->cold_adapters[2 * p->adapter];
     if (sched_submit(s, &seq, &q.id, &err)) fail_msg("cold: %s", err.msg);
     for (uint32_t n = 0; !q.ended; n++) {
         if (n == STALL_TURNS) fail_msg("the cold run of instance %u hangs", r->instance);
@@ -681,7 +690,9 @@ static uint32_t longest_equal(const struct run *r, const struct request *q)
     if (q->in_doubt < q->spec->h.image_count) limit = q->spec->h.images[q->in_doubt].begin;
     for (uint32_t k = 0; k < r->request_count; k++) {
         const struct request *other = &r->requests[k];
-        if (other == q || !other->submitted || other->salt != q->salt || other->no_write) continue;
+        if (other == q || !other->submitted || other->salt != q->salt || other->no_write ||
+            other->spec->adapter != q->spec->adapter)
+            continue;
         uint32_t n = 0, all = other->spec->h.count + other->spec->cold.count;
         if (other->in_doubt < other->spec->h.image_count) all = other->spec->h.images[other->in_doubt].begin;
         while (n < limit && n < all && item(r, q->spec, n) == item(r, other->spec, n)) n++;
@@ -705,6 +716,8 @@ static void count_end(struct run *r, const struct request *q)
     t->prompt_tokens += h->count;
     t->cacheable += may;
     t->hits += q->cache.reused > 0;
+    t->adapted += q->spec->adapter != UINT32_MAX;
+    t->adapted_hits += q->spec->adapter != UINT32_MAX && q->cache.reused > 0;
     t->hit_tokens += q->cache.reused;
     t->partial += q->cache.reused % r->caps.block_tokens != 0;
     t->stops[q->cache.stop]++;
@@ -754,6 +767,8 @@ static void submit(struct run *r, const struct spec *p)
     for (uint32_t i = 0; undecoded && i < q->prompt.span_count; i++)
         if (chance(80)) q->images[i].pixels.rgb = NULL;
     struct sched_sequence seq = sequence_of(q);
+    q->name = p->adapter ? 2 : rnd(2);
+    if (p->adapter != UINT32_MAX) seq.adapter = r->warm_adapters[q->name];
     seq.priority = chance(30) ? (int64_t)rnd(3) - 1 : 0;
     seq.tenant = rnd(r->tenants);
     seq.rank = (int64_t)(r->request_count % 3) - 1;
@@ -1128,12 +1143,34 @@ static void open_warm(struct run *r)
                               sequences, threads);
         opt.disk = r->disk.dir ? &r->disk : NULL;
         r->opt = opt;
-        if (sched_create(r->warm, &opt, &r->s, &err)) fail_msg("%s", err.msg);
-        if (sched_context_max(r->s) >= r->length_max + ANSWER_MAX) break;
-        sched_destroy(r->s);
+        enum status st = sched_create(r->warm, &opt, &r->s, &err);
+        if (st && room > 1000) fail_msg("%s", err.msg); /* else the arena may be too small for any */
+        if (!st && sched_context_max(r->s) >= r->length_max + ANSWER_MAX) break;
+        if (!st) sched_destroy(r->s);
         engine_close(r->warm);
     }
     engine_caps(r->warm, &r->caps);
+}
+
+static void open_adapters(struct run *r)
+{
+    static const struct {
+        const char *name;
+        uint32_t rank, seed;
+        bool tower;
+    } made[ADAPTERS] = {{"a", 3, 1, false}, {"b", 3, 1, false}, {"c", 8, 2, true}};
+    char top[] = "/tmp/kvasir-lora-XXXXXX", dir[64];
+    struct err err;
+    if (r->o->no_adapters || has_bug(r->o)) return;
+    assert_non_null(mkdtemp(top));
+    for (uint32_t i = 0; i < ADAPTERS; i++) {
+        snprintf(dir, sizeof dir, "%s/%s", top, made[i].name);
+        if (!lora_write(r->model, dir, made[i].rank, made[i].seed, made[i].tower)) break;
+        if (adapter_open(r->cold, dir, &r->cold_adapters[i], &err) ||
+            adapter_open(r->warm, dir, &r->warm_adapters[i], &err))
+            fail_msg("%s: %s", r->model, err.msg);
+    }
+    nftw(top, remove_file, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 static void add_totals(struct totals *to, const struct totals *from)
@@ -1176,6 +1213,7 @@ static void run_instance(const struct fuzz_options *o, const char *model, const 
         r->images = shapes ? IMAGES : 2 * CONTENTS_FIXED;
     }
     open_warm(r);
+    open_adapters(r);
     r->root_count = 1 + rnd(3);
     for (uint32_t i = 0; i < r->root_count; i++) {
         if (chance(20)) add_image(r, &r->roots[i], rnd(r->images ? r->images : IMAGES));
@@ -1186,6 +1224,10 @@ static void run_instance(const struct fuzz_options *o, const char *model, const 
     close_requests(r);
     sched_destroy(r->s);
     if (r->disk.dir) nftw(r->dir, remove_file, 8, FTW_DEPTH | FTW_PHYS);
+    for (uint32_t i = 0; i < ADAPTERS; i++) {
+        adapter_free(r->cold, r->cold_adapters[i]);
+        adapter_free(r->warm, r->warm_adapters[i]);
+    }
     engine_close(r->warm);
     engine_close(r->cold);
     for (uint32_t i = 0; i < r->request_count; i++) {
@@ -1312,6 +1354,7 @@ static void check_not_vacuous(const char *name, const struct totals *t)
     if (!t->accepted || t->drafted == t->accepted) fail_msg("%s: no draft tokens of both kinds", name);
     if (!t->loads || !t->loads_failed || !t->restarts || !t->written || !t->announced)
         fail_msg("%s: nothing came from the disk, or nothing was damaged", name);
+    if (t->adapted * 10 < t->requests || !t->adapted_hits) fail_msg("%s: no adapters", name);
     if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside an image", name);
     if (t->images &&
         (!t->images_reused || !t->image_loads || !t->feature_hits || !t->images_asked || !t->refused))
@@ -1359,6 +1402,8 @@ static uint64_t fuzz(const struct fuzz_options *o, bool print, uint32_t *last)
                (unsigned long long)all.loaded_tokens, (unsigned long long)all.loads_failed,
                (unsigned long long)all.image_loads, (unsigned long long)all.written,
                (unsigned long long)all.announced);
+        printf("\n%llu with an adapter, of which %llu hits", (unsigned long long)all.adapted,
+               (unsigned long long)all.adapted_hits);
         printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu rightly; %llu of "
                "them "
                "by lookup\n%llu differences\n",
@@ -1485,6 +1530,10 @@ static bool read_arguments(int argc, char **argv, struct fuzz_options *o)
         const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(a, "--no-cache") == 0) {
             o->no_cache = true;
+            continue;
+        }
+        if (strcmp(a, "--no-adapters") == 0) {
+            o->no_adapters = true;
             continue;
         }
         if (strcmp(a, "--first-difference") == 0) {
