@@ -3,6 +3,7 @@
 
 #include "config/base/env.h"
 #include "config/base/file.h"
+#include "config/base/list.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -259,6 +260,46 @@ static void list_restart(const struct row *r, struct options *o, bool *begun)
     *field = NULL;
 }
 
+/* The model of that name, or a new one; its path, if given. */
+static enum status model_add(struct options *o, const char *name, size_t len, const char *path,
+                             struct err *err)
+{
+    struct option_model *m = NULL;
+    if (len && (memchr(name, ',', len) || memchr(name, '"', len)))
+        return err_set(err, ST_INVALID, "'%.*s' is no name for a model", (int)len, name);
+    for (size_t i = 0; i < o->model_count && len; i++)
+        if (o->models[i].name && strlen(o->models[i].name) == len && !memcmp(o->models[i].name, name, len))
+            m = &o->models[i];
+    if (!m) {
+        if (!LIST_RESERVE(o->models, o->model_cap, o->model_count + 1)) return err_nomem(err, NULL);
+        m = &o->models[o->model_count++];
+        *m = (struct option_model){.name = len ? strndup(name, len) : NULL};
+        if (len && !m->name) return err_nomem(err, NULL);
+    }
+    if (!path) return ST_OK;
+    free(m->path);
+    return (m->path = strdup(path)) ? ST_OK : err_nomem(err, NULL);
+}
+
+static enum status model_argument(const char *a, struct options *o, bool file, struct err *err);
+
+/* A line after [NAME] is a flag of that model's server. */
+static enum status model_line(const struct row *r, struct options *o, const char *value, const char *origin,
+                              struct err *err)
+{
+    struct option_model *m = &o->models[o->model_count - 1];
+    struct options checked = {0};
+    enum status st = row_set(r, &checked, value, origin, err);
+    options_fini(&checked);
+    if (st) return st;
+    if (strcmp(r->name, "model") == 0) return model_argument(value, o, true, err);
+    if (!LIST_RESERVE(m->flags, m->flag_cap, m->flag_count + 1) ||
+        asprintf(&m->flags[m->flag_count], "--%s=%s", r->name, value) < 0)
+        return err_nomem(err, NULL);
+    m->flag_count++;
+    return ST_OK;
+}
+
 static enum status file_read(const char *path, unsigned commands, struct options *o, struct err *err)
 {
     char *text = NULL;
@@ -270,6 +311,11 @@ static enum status file_read(const char *path, unsigned commands, struct options
         number++;
         char *s = trim(line);
         if (!*s || *s == '#') continue;
+        size_t end = strlen(s) - 1;
+        if (*s == '[' && s[end] == ']') {
+            st = model_add(o, s + 1, end - 1, NULL, err);
+            continue;
+        }
         char *eq = strchr(s, '=');
         if (!eq) {
             st = err_set(err, ST_INVALID, "%s:%u: expected 'name = value'", path, number);
@@ -292,7 +338,7 @@ static enum status file_read(const char *path, unsigned commands, struct options
         }
         char origin[300];
         snprintf(origin, sizeof origin, "%.200s:%u: ", path, number);
-        st = row_set(r, o, value, origin, err);
+        st = (o->model_count ? model_line : row_set)(r, o, value, origin, err);
     }
     free(text);
     return st;
@@ -397,10 +443,14 @@ static enum status flag_unknown(unsigned commands, const char *flag, size_t len,
     return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", flag);
 }
 
-/* The first argument, if it is no flag: a path, or a model of the hub. */
-static enum status model_argument(const char *a, struct options *o, struct err *err)
+/* An argument that is no flag, or `model` in a file's section: a path, or a model of the hub. */
+static enum status model_argument(const char *a, struct options *o, bool file, struct err *err)
 {
     char name[1400];
+    size_t named = file ? 0 : strcspn(a, "=/");
+    const char *own = a;
+    if (!file && a[named] == '=' && named) a += named + 1;
+    else named = 0;
     const char *slash = strchr(a, '/');
     size_t repo = strcspn(a, "@:");
     bool path = access(a, F_OK) == 0 || strncmp(a, "hf:", 3) == 0 || strspn(a, "./~") > 0 ||
@@ -411,23 +461,29 @@ static enum status model_argument(const char *a, struct options *o, struct err *
                        "Hugging Face hub, and flags begin with -- (see --help)",
                        a);
     snprintf(name, sizeof name, "%s%s", path ? "" : "hf:", a);
-    return row_set(row_find("model", 5, BOTH), o, name, "--", err);
+    struct option_model *last = file ? &o->models[o->model_count - 1] : NULL;
+    if (last) return model_add(o, last->name, strlen(last->name), name, err);
+    enum status st = row_set(row_find("model", 5, BOTH), o, name, "--", err);
+    return st ? st : model_add(o, own, named, name, err);
 }
 
 static enum status args_read(unsigned commands, int argc, char **argv, struct options *o, bool only_config,
                              struct err *err)
 {
     bool listed = false; /* there is one list */
+    int models = 0;
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
         if (*a != '-') {
             if (only_config) continue;
-            enum status st = !i ? model_argument(a, o, err)
-                                : err_set(err, ST_INVALID,
-                                          "unexpected argument '%.60s': MODEL comes once, before the flags "
-                                          "(see --help)",
-                                          a);
+            enum status st = i == models
+                                 ? model_argument(a, o, false, err)
+                                 : err_set(err, ST_INVALID,
+                                           "unexpected argument '%.60s': models come before the flags "
+                                           "(see --help)",
+                                           a);
             if (st) return st;
+            models++;
             continue;
         }
         if (a[1] != '-') return flag_unknown(commands, a, strcspn(a, "="), err);
@@ -450,6 +506,45 @@ static enum status args_read(unsigned commands, int argc, char **argv, struct op
         enum status st = row_set(r, o, value, "--", err);
         if (st) return st;
     }
+    o->rest = argv + models;
+    o->rest_count = argc - models;
+    return ST_OK;
+}
+
+static void models_free(struct options *o)
+{
+    for (size_t i = 0; i < o->model_count; i++) {
+        struct option_model *m = &o->models[i];
+        while (m->flag_count) free(m->flags[--m->flag_count]);
+        free(m->flags);
+        free(m->name);
+        free(m->path);
+    }
+    free(o->models);
+    o->models = NULL;
+    o->model_count = o->model_cap = 0;
+}
+
+/* One model on the command line, and none in the file: it is `model`, and served as ever. */
+static enum status models_resolve(unsigned commands, bool named, struct options *o, struct err *err)
+{
+    const struct option_model *m = o->models;
+    if (o->model_count == 1 && named && !m->flag_count) {
+        if (m->name && !o->served_model_name && !(o->served_model_name = strdup(m->name)))
+            return err_nomem(err, NULL);
+        models_free(o);
+    }
+    if (o->behind_front) models_free(o);
+    if (!o->model_count) return ST_OK;
+    if (commands != OPTIONS_SERVE) return err_set(err, ST_INVALID, "one model at a time");
+    if (o->served_model_name)
+        return err_set(err, ST_INVALID,
+                       "several models have their names by NAME=MODEL, not by "
+                       "--served-model-name");
+    for (size_t i = 0; i < o->model_count; i++)
+        if (!o->models[i].path)
+            return err_set(err, ST_INVALID, "%.200s: [%.100s] has no line 'model = MODEL'", o->config,
+                           o->models[i].name);
     return ST_OK;
 }
 
@@ -483,6 +578,7 @@ enum status options_parse(enum option_commands command, int argc, char **argv, s
     if (!st && o.config) st = file_read(o.config, command | OPTIONS_SERVE, &o, err);
     if (!st) st = env_read(command | OPTIONS_SERVE, &o, err);
     if (!st) st = args_read(command, argc, argv, &o, false, err);
+    if (!st) st = models_resolve(command, argc - o.rest_count == 1, &o, err);
     if (!st) st = combination_check(command, &o, err);
     if (st) {
         options_fini(&o);
@@ -497,6 +593,7 @@ void options_fini(struct options *o)
     for (size_t i = 0; i < ROW_COUNT; i++) {
         if (rows[i].kind <= K_LIST) free(*(char **)(void *)((char *)o + rows[i].at));
     }
+    models_free(o);
     *o = (struct options){0};
 }
 

@@ -55,8 +55,18 @@ struct option_numbers {
 #define COUNT(commands, field, ...)   uint64_t field;
 #define SIZE(commands, field, ...)    uint64_t field;
 #define NUMBERS(commands, field, ...) struct option_numbers field;
+/* One of several models to serve: `kvasir serve A NAME=B`, or [NAME] in the file of --config. */
+struct option_model {
+    char *name, *path; /* owned; name NULL: by the path */
+    char **flags;      /* "--name=value" of its own, owned */
+    size_t flag_count, flag_cap;
+};
 struct options {
 #include "config/options.def"
+    struct option_model *models; /* owned; none: the one of `model` */
+    size_t model_count, model_cap;
+    char **rest; /* the command line after the models, borrowed */
+    int rest_count;
 };
 #undef OPTIONS_FIELDS
 #undef GROUP

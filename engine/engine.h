@@ -306,6 +306,9 @@ enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHEC
 struct engine_inspected {
     struct model_retrieval retrieval;
     uint32_t hidden_size;
+    bool vision;
+    uint64_t fixed_bytes, kv_needed; /* the plan: weights and working memory; KV for all sequences */
+    uint64_t available;              /* bytes, now */
     struct err lacking; /* the weights that aren't there: config.json alone is described; "": none */
 };
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,

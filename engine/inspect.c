@@ -299,6 +299,11 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     bool full = st == ST_NOMEM && e->plan.kv_needed;
     out->retrieval = e->net.desc.retrieval;
     out->hidden_size = e->net.desc.hidden;
+    out->vision = e->net.desc.has_vision;
+    out->fixed_bytes =
+        e->plan.weight_bytes + e->plan.vision_bytes + e->plan.draft_bytes + e->plan.scratch_bytes;
+    out->kv_needed = e->plan.kv_needed;
+    out->available = e->plan.available;
     if (!st || full) {
         enum status said = say_served(&b, e, out->lacking.msg);
         if (!said) said = say_all(&b, e);

@@ -4,6 +4,7 @@
 #include "server/auth.h"
 
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -61,7 +62,7 @@ static enum status keys_read(struct auth *a, const char *file, unsigned pipe_ms,
 enum status auth_load(const struct options *o, unsigned pipe_ms, struct auth **out, struct err *err)
 {
     *out = NULL;
-    if (!o->api_key && !o->api_key_file) return ST_OK;
+    if (o->behind_front || (!o->api_key && !o->api_key_file)) return ST_OK;
     struct auth *a = calloc(1, sizeof *a);
     if (!a) return err_nomem(err, "API keys");
     enum status st = o->api_key ? key_add(a, o->api_key, strlen(o->api_key), "--api-key", 1, err) : ST_OK;
@@ -96,7 +97,26 @@ static bool key_ok(struct request *r, const struct auth *a, const char *key)
     return true;
 }
 
-bool auth_admit(struct request *r)
+/* What the process in front has checked (front/forward.c); the socket is in a directory of this user's. */
+static void identity_take(struct request *r)
+{
+    const char *line = http_message_header(&r->http, FRONT_HEADER);
+    char client[CLIENT_BYTES], key[2 * sizeof r->http.key + 2];
+    unsigned long long holder, websocket;
+    unsigned flags;
+    if (!line || sscanf(line, "%63s %llx %65s %u %llu", client, &holder, key, &flags, &websocket) != 5)
+        return;
+    if (strcmp(client, "-") != 0) snprintf(r->http.client, sizeof r->http.client, "%s", client);
+    r->http.has_key = !sodium_hex2bin(r->http.key, sizeof r->http.key, key, strlen(key), NULL, NULL, NULL);
+    r->http.one_key = flags & 1;
+    r->http.may_precede = flags & 2;
+    r->http.id_from_client = flags & 4;
+    r->http.admin = flags & 8;
+    r->http.websocket = websocket;
+    request_holder(r, holder);
+}
+
+static bool key_find(struct request *r)
 {
     const struct auth *a = r->srv->auth;
     r->http.may_precede = !a;
@@ -113,4 +133,15 @@ bool auth_admit(struct request *r)
         if (v && key_ok(r, a, v)) return true;
     }
     return false;
+}
+
+bool auth_admit(struct request *r)
+{
+    const struct server *s = r->srv;
+    /* A browser on this machine can also reach the server, on behalf of any page. */
+    bool ok = key_find(r),
+         page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
+    r->http.admin = s->auth ? r->http.may_precede || r->http.one_key : s->loopback && !page;
+    if (s->ctx.opt->behind_front) identity_take(r);
+    return ok;
 }

@@ -3,13 +3,13 @@
 #include "bench/bench.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
-#include "config/gguf/gguf.h"
 #include "config/options.h"
 #include "engine/engine.h"
 #include "server/bus_error.h"
 #include "server/cache_command.h"
 #include "server/context/adapters.h"
 #include "server/hub/hub.h"
+#include "server/front/spec.h"
 #include "server/model_load.h"
 #include "server/serve.h"
 
@@ -33,6 +33,7 @@ static int usage(FILE *f)
     fputs("kvasir " KVASIR_VERSION ": deterministic, batch-invariant, OpenAI-compatible inference\n"
           "server for vision-language models\n\n"
           "  kvasir serve [MODEL] [flags]    serve the HTTP API (kvasir serve --help)\n"
+          "  kvasir serve A NAME=B [flags]   serve several models, each loaded when it is named\n"
           "  kvasir pull ORG/NAME ...        download models without serving them\n"
           "  kvasir rm ORG/NAME ...          remove downloaded models\n"
           "  kvasir list                     list downloaded models\n"
@@ -51,114 +52,27 @@ static int usage(FILE *f)
 static int usage_flags(bool bench)
 {
     if (bench) return bench_usage(), fflush(stdout) ? 1 : 0;
-    puts("usage: kvasir serve [MODEL] [flags]\n       kvasir inspect [MODEL] [flags]\n\n"
+    puts("usage: kvasir serve [MODEL | [NAME=]MODEL [NAME=]MODEL ...] [flags]\n"
+         "       kvasir inspect [MODEL] [flags]\n\n"
          "  MODEL: a directory, a GGUF file, or ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M) on the\n"
          "  Hugging Face hub; without one, the demo model.");
     options_help(OPTIONS_SERVE, stdout);
     return fflush(stdout) ? 1 : 0;
 }
 
-static bool is_checkpoint(const char *dir)
-{
-    char path[PATH_MAX];
-    struct stat st;
-    if (gguf_is(dir)) return true;
-    return snprintf(path, sizeof path, "%s/config.json", dir) < (int)sizeof path && stat(path, &st) == 0;
-}
-
-static enum status path_get(char **path, struct hub_model *m, struct err *err)
-{
-    if (!*path || strncmp(*path, HUB_PREFIX, strlen(HUB_PREFIX)) != 0) return ST_OK;
-    enum status st = hub_get(*path, m, err);
-    if (st) return st;
-    free(*path);
-    *path = m->path;
-    m->path = NULL;
-    return ST_OK;
-}
-
-/* --model, --mmproj, --served-model-name and --draft-model of names at the hub. */
-static enum status models_get(struct options *o, struct err *err)
-{
-    struct hub_model m = {0}, draft = {0};
-    enum status st = path_get(&o->model, &m, err);
-    if (!o->mmproj) o->mmproj = m.mmproj, m.mmproj = NULL;
-    if (!o->served_model_name) o->served_model_name = m.repo, m.repo = NULL;
-    if (!st) st = path_get(&o->draft_model, &draft, err);
-    hub_model_free(&m);
-    hub_model_free(&draft);
-    return st;
-}
-
-/* --lora: each "NAME=DIR", of the hub or of this machine. */
-static enum status loras_get(struct options *o, struct err *err)
-{
-    char *list = o->lora, *at = list, *all = NULL, *longer;
-    enum status st = ST_OK;
-    struct stat sb;
-    for (char *one; !st && (one = strsep(&at, ","));) {
-        char *eq = strchr(one, '='), *path = eq ? eq + 1 : one, *slash = strrchr(path, '/');
-        struct hub_model m = {0};
-        if (eq) *eq = '\0';
-        if (strncmp(path, HUB_PREFIX, strlen(HUB_PREFIX)) == 0 ||
-            (slash && *path != '/' && *path != '.' && stat(path, &sb)))
-            st = hub_get(path, &m, err);
-        const char *name = eq ? one : m.repo ? m.repo : slash && slash[1] ? slash + 1 : path;
-        if (m.path) path = m.path;
-        if (!st && asprintf(&longer, "%s%s%s=%s", all ? all : "", all ? "," : "", name, path) < 0)
-            st = err_nomem(err, path);
-        if (st) st = err_prefix(err, st, "--lora");
-        else free(all), all = longer;
-        hub_model_free(&m);
-    }
-    free(list);
-    o->lora = all;
-    return st;
-}
-
-/* The checkpoint: --model, or the demo model next to the sources or the installed program; `bare`: also one
- * without weights. malloc'd; NULL with err set. */
-static char *model_find(struct options *o, bool bare, struct err *err)
-{
-    if (models_get(o, err) || loras_get(o, err)) return NULL;
-    if (o->model) {
-        bool gguf = gguf_is(o->model);
-        if (hub_path_check(o->model, bare, err)) return NULL;
-        if (!is_checkpoint(o->model))
-            (void)err_set(err, ST_INVALID, "--model %.200s: neither a directory nor a GGUF file", o->model);
-        else if (o->mmproj && !gguf_is(o->mmproj))
-            (void)err_set(err, ST_INVALID,
-                          "--mmproj %.200s: not a GGUF file; use the mmproj-*.gguf of the model", o->mmproj);
-        else if (o->mmproj && !gguf)
-            (void)err_set(err, ST_INVALID, "--mmproj goes with a GGUF file as --model, not with a directory");
-        else {
-            char *dir = strdup(o->model);
-            if (!dir) (void)err_nomem(err, NULL);
-            return dir;
-        }
-        return NULL;
-    }
-    char exe[PATH_MAX], dir[PATH_MAX + 64];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    exe[n > 0 ? n : 0] = '\0';
-    char *slash = strrchr(exe, '/');
-    if (slash) *slash = '\0';
-    static const char *const beside[] = {"../../models/demo", "../share/kvasir/models/demo", "models/demo"};
-    snprintf(dir, sizeof dir, "./models/demo");
-    for (size_t i = 0; i < 3 && !is_checkpoint(dir); i++) snprintf(dir, sizeof dir, "%s/%s", exe, beside[i]);
-    if (!is_checkpoint(dir)) {
-        (void)err_set(err, ST_NOT_FOUND, "no --model given, and the demo model (models/demo) was not found");
-        return NULL;
-    }
-    char *real = realpath(dir, NULL);
-    if (!real) (void)err_nomem(err, NULL);
-    return real;
-}
-
 static int fail(const struct err *err)
 {
     (void)log_print(STDERR_FILENO, "kvasir: %s\n", err->msg);
     return 1;
+}
+
+static int serve_several(const struct options *o)
+{
+    struct front_specs specs;
+    struct err err = {0};
+    int rc = front_specs_make(o, &specs, &err) ? fail(&err) : server_run(o, NULL, &specs);
+    front_specs_free(&specs);
+    return rc;
 }
 
 static int inspect(const struct options *o, const char *dir)
@@ -264,11 +178,13 @@ int main(int argc, char **argv)
         (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */
-    char *dir = err.msg[0] || opt.shape ? NULL : model_find(&opt, !serve && !bench, &err);
-    int rc = err.msg[0] ? fail(&err)
-             : serve    ? server_run(&opt, dir)
-             : bench    ? bench_run(&opt, dir)
-                        : inspect(&opt, dir);
+    if (opt.model_count && !serve) (void)err_set(&err, ST_INVALID, "inspect takes one model");
+    char *dir = err.msg[0] || opt.shape || opt.model_count ? NULL : model_find(&opt, !serve && !bench, &err);
+    int rc = err.msg[0]        ? fail(&err)
+             : opt.model_count ? serve_several(&opt)
+             : serve           ? server_run(&opt, dir, NULL)
+             : bench           ? bench_run(&opt, dir)
+                               : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);
     return rc;

@@ -2,6 +2,7 @@
  * state of the server, queue, content type, size, in this order. Framing was checked before (http_parser.c).
  * Event loop's thread. */
 #include "server/context/limits.h"
+#include "server/front/front.h"
 #include "server/http/origin.h"
 #include "server/http/request.h"
 #include "server/auth.h"
@@ -25,6 +26,23 @@ enum {
 static const struct route routes[] = {
 #include "server/api/routes.def"
 };
+/* Of several models: what needs one is passed on, except lists and orders that this process answers. */
+static const struct route *passed_on(const struct request *r, const struct route *route)
+{
+    static struct route copies[sizeof routes / sizeof *routes];
+    static void (*const own[])(struct request * r) = {
+        api_models_start,      api_model_start,     api_models_load_start, api_models_unload_start,
+        api_ollama_tags_start, api_ollama_ps_start, api_drop_start};
+    if (!r->srv->front || !(route->needs & ROUTE_AUTH)) return route;
+    if (route->start == api_responses_start && r->http.method == M_GET) return route; /* a WebSocket opens */
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (route->start == own[i]) return route;
+    struct route *copy = &copies[route - routes];
+    *copy = *route;
+    copy->start = front_pass;
+    return copy;
+}
+
 static void preflight_start(struct request *r)
 {
     request_respond(r, 204);
@@ -64,7 +82,7 @@ static bool ready_ok(struct request *r)
     struct server *s = r->srv;
     if (server_engine_dead(s)) {
         (void)api_fail_status(&r->response.error, ST_DEVICE, NULL, NULL);
-    } else if (s->health.phase == SRV_LOADING || !s->ctx.model) {
+    } else if (s->health.phase == SRV_LOADING || (!s->ctx.model && !s->front)) {
         (void)api_fail(&r->response.error, 503, "model_loading", NULL, "The model is still loading.");
     } else if (s->health.phase >= SRV_DRAINING) {
         r->http.close_after = true;
@@ -77,7 +95,7 @@ static bool queue_ok(struct request *r)
 {
     struct server *s = r->srv;
     struct sched_stats st;
-    if (server_queue_admits(s, r->response.share)) return true;
+    if (s->front || server_queue_admits(s, r->response.share)) return true;
     share_refused(r->response.share, SHARE_QUEUE);
     sched_stats(s->ctx.model->sched, &st);
     (void)api_fail_status(&r->response.error, ST_AGAIN, NULL, NULL);
@@ -196,7 +214,7 @@ bool routes_admit(struct request *r)
                                               : ": GET /openapi.json lists the endpoints");
         return false;
     }
-    r->route = route;
+    r->route = route = passed_on(r, route);
     if (!(route->methods & r->http.method)) {
         request_wrong_method(r, allow_text(route->methods));
         return false;

@@ -11,6 +11,8 @@
 #include "server/dialect/store.h"
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
+#include "server/front/front.h"
+#include "server/front/spec.h"
 #include "server/generate/generate.h"
 #include "server/input/grammars.h"
 #include "server/http/conn.h"
@@ -20,6 +22,7 @@
 #include "server/http/request.h"
 #include "server/http/workers.h"
 #include "server/media/image_hash_cache.h"
+#include "server/hub/hub.h"
 #include "server/model_load.h"
 #include "server/auth.h"
 #include "server/routes.h"
@@ -103,8 +106,7 @@ static void phase_set(struct process *p, enum server_phase phase)
 /* The parent process may wait for this line: retried at each tick until it is written. */
 static void ready_say(struct process *p)
 {
-    if (p->srv.ctx.model && !p->ready_said)
-        p->ready_said = log_print(STDOUT_FILENO, "kvasir: listening on %s\n", p->loop.url);
+    if (!p->ready_said) p->ready_said = log_print(STDOUT_FILENO, "kvasir: listening on %s\n", p->loop.url);
 }
 
 static void loaded_event(uv_async_t *a)
@@ -161,7 +163,7 @@ static void signal_event(uv_signal_t *h, int signum)
     p->signal_us = now_us();
     log_info("received %s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
     /* On a terminal there are no endpoint lists to update. */
-    phase_set(p, !p->srv.ctx.model                                     ? SRV_ENDING
+    phase_set(p, !p->srv.ctx.model && !p->srv.front                    ? SRV_ENDING
                  : signum == SIGINT || !p->srv.ctx.opt->shutdown_delay ? SRV_DRAINING
                                                                        : SRV_LEAVING);
 }
@@ -185,6 +187,7 @@ static void reload_event(uv_signal_t *h, int signum)
         auth_free(p->srv.auth);
         p->srv.auth = auth;
     }
+    if (p->srv.front) front_signal(p->srv.front, signum); /* whose logs are reopened */
     if (loop_cert_load(&p->loop, 0, &err)) log_error("SIGHUP: the certificate stays as it was: %s", err.msg);
     log_info("SIGHUP: API keys, certificate and log were read again");
 }
@@ -263,7 +266,8 @@ static void tick_event(uv_timer_t *t)
     loop_tick(&p->loop, now);
     if (h->phase == SRV_READY) ready_say(p);
     failed_check(p, now);
-    gen_compile_next(s);
+    if (s->front) front_tick(s->front, now);
+    else gen_compile_next(s);
     requests_poll(s);
     if (p->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = h->hung ? 0 : FAILED_DRAIN_US; /* a hung engine sends no responses to wait for */
@@ -342,6 +346,7 @@ static void server_end(struct process *p)
         uv_run(&p->loop.uv, UV_RUN_NOWAIT);
     }
     if (s->request_count) _exit(exit_code); /* a worker still uses an image: don't free its memory */
+    if (s->front) front_close(s->front);
     fetcher_destroy(s->ctx.fetcher);
     local_dir_close(s->ctx.media_dir);
     loop_close(&p->loop);
@@ -350,24 +355,33 @@ static void server_end(struct process *p)
     model_free(&p->model);
 }
 
-static char *last_component(const char *dir)
-{
-    char *real = realpath(dir, NULL);
-    const char *from = real ? real : dir;
-    const char *slash = strrchr(from, '/');
-    char *name = strdup(slash && slash[1] ? slash + 1 : from);
-    size_t len = name ? strlen(name) : 0, tail = strlen(".gguf");
-    if (len > tail && strcmp(name + len - tail, ".gguf") == 0) name[len - tail] = '\0';
-    free(real);
-    return name;
-}
-
 static void websocket_forget(struct server *s, uint64_t websocket)
 {
     response_forget_websocket(s->ctx.responses, websocket);
 }
 
-static enum status server_open(struct process *p, struct err *err)
+/* "A\0B\0": the models' names, as those of one. */
+static void names_join(struct context *x, const struct front_specs *models)
+{
+    size_t len = 1, at = 0;
+    for (size_t i = 0; i < models->count; i++) len += strlen(models->at[i].name) + 1;
+    if (!(x->model_name = malloc(len))) return;
+    for (size_t i = 0; i < models->count; i++)
+        at += (size_t)sprintf(x->model_name + at, "%s", models->at[i].name) + 1;
+    x->model_names_end = x->model_name + at;
+}
+
+static enum status front_serve(struct process *p, const struct front_specs *models, struct err *err)
+{
+    p->loop.check = front_pump;
+    enum status st = front_open(&p->srv, models, err);
+    if (st) return st;
+    phase_set(p, SRV_READY);
+    ready_say(p);
+    return ST_OK;
+}
+
+static enum status server_open(struct process *p, const struct front_specs *models, struct err *err)
 {
     struct server *s = &p->srv;
     const struct options *o = s->ctx.opt;
@@ -377,9 +391,11 @@ static enum status server_open(struct process *p, struct err *err)
     p->loop.admit = routes_admit;
     p->loop.check = gen_responses_check;
     p->loop.forget = websocket_forget;
-    s->ctx.model_name =
-        o->served_model_name ? strdup(o->served_model_name) : last_component(s->ctx.model_dir);
-    if (s->ctx.model_name)
+    if (models) names_join(&s->ctx, models);
+    else
+        s->ctx.model_name =
+            o->served_model_name ? strdup(o->served_model_name) : model_dir_name(s->ctx.model_dir);
+    if (s->ctx.model_name && !models)
         s->ctx.model_names_end = model_names_split(s->ctx.model_name, o->served_model_name != NULL);
     s->metrics = metrics_create();
     s->ctx.image_hashes = image_hash_cache_create(IMAGE_HASH_CACHE_ENTRIES);
@@ -397,11 +413,12 @@ static enum status server_open(struct process *p, struct err *err)
     if (!st) st = media_open(p, err);
     if (!st) st = loop_listen(&p->loop, err);
     if (st) return st;
+    if (models) return front_serve(p, models, err);
     p->engine_thread_started = uv_thread_create(&p->engine_thread, engine_main, p) == 0;
     return p->engine_thread_started ? ST_OK : err_set(err, ST_IO, "can't start a thread");
 }
 
-int server_run(const struct options *opt, char *model_dir)
+int server_run(const struct options *opt, char *model_dir, const struct front_specs *models)
 {
     static struct process process; /* large, one per process; handles must not move */
     struct server *s = &process.srv;
@@ -410,7 +427,7 @@ int server_run(const struct options *opt, char *model_dir)
     s->ctx.model_dir = model_dir;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* --cache-dir: a write fails instead */
-    enum status st = server_open(&process, &err);
+    enum status st = server_open(&process, models, &err);
     if (st) {
         (void)log_print(STDERR_FILENO, "kvasir: %s\n", err.msg);
         return st == ST_INVALID ? 2 : 1; /* a wrong flag, as in main */

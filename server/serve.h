@@ -4,8 +4,10 @@
 
 #include "config/options.h"
 
-/* Opens the listening socket, starts the loader thread, serves until shutdown. model_dir: the checkpoint,
- * borrowed. Returns the process's exit code. */
-int server_run(const struct options *opt, char *model_dir);
+struct front_specs;
+
+/* Opens the listening socket, starts the loader thread, serves until shutdown. model_dir: the checkpoint;
+ * models: several instead (server/front), else NULL; borrowed. Returns the process's exit code. */
+int server_run(const struct options *opt, char *model_dir, const struct front_specs *models);
 
 #endif

@@ -2,6 +2,7 @@
  * handles any later request; blocks held by running requests stay. Adapters are loaded and unloaded as vLLM
  * has it, on a worker. */
 #include "server/context/adapters.h"
+#include "server/front/front.h"
 #include "server/media/image_hash_cache.h"
 #include "server/http/request.h"
 #include "server/input/input.h"
@@ -19,10 +20,7 @@ static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
     enum opt_enable_admin how = s->ctx.opt->enable_admin;
-    /* A browser on this machine can also reach the server, on behalf of any page. */
-    bool page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
-    bool own = s->auth ? r->http.may_precede || r->http.one_key : s->loopback && !page;
-    if (how == ENABLE_ADMIN_ON || (how == ENABLE_ADMIN_AUTO && own)) return true;
+    if (how == ENABLE_ADMIN_ON || (how == ENABLE_ADMIN_AUTO && r->http.admin)) return true;
     (void)api_fail(&r->response.error, 403, "insufficient_permissions", NULL,
                    "This server does not offer admin calls%s (--enable-admin).",
                    s->auth && how == ENABLE_ADMIN_AUTO
@@ -47,6 +45,7 @@ void api_drop_start(struct request *r)
                *text = "{\"success\":true}";
     size_t i = 0;
     if (!allowed(r)) return;
+    if (s->front) front_tell(s->front, r->http.path);
     while (i < 3 && strcmp(r->route->label, drops[i].label) != 0) i++;
     if (i == 0 && running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
         (void)api_fail(&r->response.error, 400, "unsupported_parameter", "reset_running_requests",
@@ -125,4 +124,31 @@ static void lora_job(struct request *r)
 void api_lora_adapter_start(struct request *r)
 {
     if (allowed(r)) request_work(r, lora_job, request_finish);
+}
+
+/* ---- several models ---- */
+
+/* One model is always loaded. */
+static void load_start(struct request *r, bool load)
+{
+    if (!load && !allowed(r)) return;
+    if (r->srv->front) {
+        front_load(r, load);
+        return;
+    }
+    if (!load)
+        (void)api_fail(&r->response.error, 400, "unsupported", NULL,
+                       "This server has one model, which stays: `kvasir serve A B` loads and unloads.");
+    else if (buf_adds(&r->response.out, "{\"success\":true}")) (void)api_nomem(&r->response.error);
+    request_finish(r);
+}
+
+void api_models_load_start(struct request *r)
+{
+    load_start(r, true);
+}
+
+void api_models_unload_start(struct request *r)
+{
+    load_start(r, false);
 }

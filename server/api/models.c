@@ -3,6 +3,7 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/context/adapters.h"
+#include "server/front/front.h"
 #include "server/generate/generate.h"
 #include "server/chat/template.h"
 #include "server/json/writer.h"
@@ -49,6 +50,10 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
     const struct server *s = r->srv;
     if (r->response.shape == ERROR_ANTHROPIC) {
         anthropic_card(o, s, name);
+        return;
+    }
+    if (s->front) {
+        front_card(s->front, name, o);
         return;
     }
     jw_put(o, "{\"id\":%s,\"object\":\"model\",\"created\":%ld,\"owned_by\":\"local\",\"root\":%s", name,

@@ -5,6 +5,7 @@
 #include "server/http/request.h"
 #include "server/api/api.h"
 #include "server/chat/template.h"
+#include "server/front/front.h"
 #include "server/embed/pooling.h"
 #include "server/dialect/dialect.h"
 #include "server/json/fields.h"
@@ -38,6 +39,11 @@ static void list(struct request *r, bool loaded)
 {
     const struct server *s = r->srv;
     struct json_writer o = {.buf = &r->response.out};
+    if (s->front) {
+        front_tags(s->front, loaded, &o);
+        request_respond(r, o.st ? 500 : 200);
+        return;
+    }
     jw_text(&o, "{\"models\":[");
     for (struct model_iter m = {0}; models_next(&s->ctx, &m);) {
         if (m.name != s->ctx.model_name) jw_text(&o, ",");

@@ -1,6 +1,7 @@
 /* Probes, version, load, metrics, the page: served at once on the loop, without a round trip to the engine.
  */
 #include "server/json/writer.h"
+#include "server/front/front.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -19,7 +20,7 @@ static const char *state_name(const struct server *s)
 {
     if (server_engine_dead(s) || s->health.exit_code)
         return "failed"; /* load_status belongs to the loader thread until it ends */
-    if (!s->ctx.model || s->health.phase == SRV_LOADING) return "loading";
+    if ((!s->ctx.model && !s->front) || s->health.phase == SRV_LOADING) return "loading";
     if (!server_handing_over(s)) return "stalled";
     return s->health.phase == SRV_READY ? "ready" : "draining";
 }
@@ -93,7 +94,12 @@ void api_page_start(struct request *r)
 void api_metrics_start(struct request *r)
 {
     r->response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    if (metrics_text(r->srv, &r->response.out))
+    if (r->srv->front && http_message_argument(&r->http, "model")) {
+        front_pass(r);
+        return;
+    }
+    if (metrics_text(r->srv, &r->response.out) ||
+        (r->srv->front && front_metrics(r->srv->front, &r->response.out)))
         (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The metrics could not be written.");
     request_finish(r);
 }

@@ -1,7 +1,7 @@
 /* A server of this program's own: `kvasir serve --host unix:PATH ...` as a child process, which ends when
  * this process does. Its standard error is this process's. For an event loop: child_start, child_fd,
- * child_poll, child_signal; for a command: child_start, child_wait, child_free. One thread; if the thread that
- * started a child ends, the child is told to end too. */
+ * child_poll, child_signal; for a command: child_start, child_wait, child_free. One thread; if the thread
+ * that started a child ends, the child is told to end too. */
 #ifndef KVASIR_CHILD_H
 #define KVASIR_CHILD_H
 

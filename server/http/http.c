@@ -16,7 +16,7 @@ bool server_engine_dead(const struct server *s)
 
 bool server_serving(const struct server *s)
 {
-    return s->ctx.model && (s->health.phase == SRV_READY || s->health.phase == SRV_LEAVING) &&
+    return (s->ctx.model || s->front) && (s->health.phase == SRV_READY || s->health.phase == SRV_LEAVING) &&
            !server_engine_dead(s);
 }
 

@@ -19,6 +19,7 @@
 
 struct metrics;
 struct auth;
+struct front;
 struct loop;
 struct request;
 
@@ -49,6 +50,7 @@ struct server {
     int64_t started; /* Unix seconds */
     struct health health;
     struct loop *loop;
+    struct front *front; /* several models: it has no model itself; else NULL */
     bool loopback;       /* listens on a loopback address: only this machine can connect */
     uint32_t conn_count; /* open connections */
 

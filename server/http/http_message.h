@@ -32,6 +32,8 @@ struct http_message {
     size_t body_marks;  /* bytes that separate JSON values: bounds the number of values */
     size_t body_kept; /* bytes of encoded images that outlive the body; counted in the server's body_bytes */
     bool has_key, one_key;     /* has a valid API key; it is the server's only one */
+    bool admin;                /* may give orders that slow down others: its key says so, or, without keys,
+                                  it comes from this machine */
     bool may_precede;          /* its `priority` also applies against other tenants' requests */
     uint8_t key[32];           /* its SHA-256 */
     char client[CLIENT_BYTES]; /* client_name */

@@ -204,7 +204,8 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context,
     int status = gone ? 499 : r->response.status;
     if (r->route && r->route->label)
         metrics_http(r->srv->metrics, r->route->label, method_name(r->http.method), status, seconds);
-    if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) access_log(r, status, seconds);
+    if (log_enabled((r->route && !r->route->label) || r->passed_on ? LOG_DEBUG : LOG_INFO))
+        access_log(r, status, seconds);
     conn_completed(c);
     r->http.mhd = NULL;
     r->http.suspended = false;

@@ -648,6 +648,11 @@ enum status metrics_text(const struct server *s, struct buf *out)
         sched_stats(s->ctx.model->sched, &st);
         caps = s->ctx.model->caps;
     }
+    if (s->front) { /* engines are the children's */
+        http_text(&w);
+        process_text(&w, s);
+        return w.st;
+    }
     engine_text(&w, &st, s);
     prefix_cache_text(&w, &st);
     tiers_text(&w, &st);

@@ -75,6 +75,8 @@ void request_release(struct request *r)
     if (r->poll) s->polls--;
     if (r->gen) r->gen_free(r->gen);
     lora_release(s->ctx.adapters, r->lora);
+    if (r->forward) r->forward_gone(r);
+    free(r->forward);
     share_sub(r->response.share, SHARE_BODIES, r->http.body.len + r->http.body_kept);
     share_sub(r->response.share, SHARE_RESPONSES, r->response.bytes);
     share_release(r->response.share);
@@ -103,6 +105,7 @@ void request_client_gone(struct request *r)
     r->cancelled = true;
     workers_withdraw(&r->work);
     if (r->gen) r->gen_cancel(r);
+    if (r->forward && !r->work.runs) r->forward_gone(r);
     wake(r); /* libmicrohttpd must run to notice and close */
 }
 
@@ -151,6 +154,15 @@ void request_finish(struct request *r)
 void request_stream_open(struct request *r)
 {
     r->response.status = 200;
+    request_to(r, RQ_STREAM);
+    wake(r);
+}
+
+void request_stream_pass(struct request *r, int status, uint64_t size)
+{
+    r->response.status = status;
+    r->stream.sized = size != UINT64_MAX;
+    r->stream.size = size;
     request_to(r, RQ_STREAM);
     wake(r);
 }
@@ -246,7 +258,9 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
     if (r->cancelled) return MHD_CONTENT_READER_END_WITH_ERROR;
     size_t n = stream_take(&r->stream, &r->response.out, to, max);
     if (n) return (ssize_t)n;
-    if (r->stream.end) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (r->stream.end)
+        return r->stream.cut ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
+    if (r->throttled) server_kick(r->srv);
     http_message_sleep(&r->http);
     return 0;
 }
@@ -273,7 +287,8 @@ struct MHD_Response *request_response(struct request *r)
 {
     struct MHD_Response *resp;
     if (r->state == RQ_STREAM) {
-        resp = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, stream_read, r, NULL);
+        resp = MHD_create_response_from_callback(r->stream.sized ? r->stream.size : MHD_SIZE_UNKNOWN, 16384,
+                                                 stream_read, r, NULL);
     } else if (r->response.out.len) {
         resp =
             MHD_create_response_from_buffer(r->response.out.len, r->response.out.data, MHD_RESPMEM_MUST_FREE);
@@ -283,9 +298,11 @@ struct MHD_Response *request_response(struct request *r)
         resp = MHD_create_response_from_buffer(0, nothing, MHD_RESPMEM_PERSISTENT);
     }
     if (!resp) return NULL;
-    if (r->state == RQ_STREAM) {
+    if (r->state == RQ_STREAM && !r->stream.sized) {
         header(resp, "Content-Type",
-               r->stream.lines ? "application/x-ndjson" : "text/event-stream; charset=utf-8");
+               r->response.content_type ? r->response.content_type
+               : r->stream.lines        ? "application/x-ndjson"
+                                        : "text/event-stream; charset=utf-8");
         header(resp, "Cache-Control", "no-cache");
         header(resp, "X-Accel-Buffering", "no");
     } else if (r->response.status != 204 && r->response.status != 304 && r->response.status != 101) {
@@ -310,7 +327,8 @@ struct MHD_Response *request_response(struct request *r)
         bool coded = http_message_header(&r->http, "Content-Encoding") != NULL;
         header(resp, coded ? "Accept-Encoding" : "Accept", coded ? "identity" : "application/json");
     }
-    if (r->response.error.http == 429 || r->response.error.http == 503) {
+    if (r->response.error.http == 429 || r->response.error.http == 503 ||
+        (r->passed_on && (r->response.status == 429 || r->response.status == 503))) {
         char text[16];
         snprintf(text, sizeof text, "%u", r->response.retry_after ? r->response.retry_after : 1);
         header(resp, "Retry-After", text);

@@ -22,6 +22,10 @@
 #include "server/http/stream.h"
 #include "server/http/workers.h"
 
+/* Of a request that another process of ours has checked: "CLIENT HOLDER KEY|- FLAGS WEBSOCKET". */
+#define FRONT_HEADER "X-Kvasir-Front"
+
+struct forward;
 struct generation;
 struct MHD_Connection;
 
@@ -78,6 +82,12 @@ struct request {
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* images being decoded for them, or files being fetched */
 
+    /* passed on to a model's own server (server/front) */
+    struct forward *forward;                 /* owned; and with it: */
+    void (*forward_gone)(struct request *r); /* the client disconnected, or the end; safe to call twice */
+    bool passed_on;                          /* its response comes from there, and its line in the log */
+    bool throttled; /* more of it comes when response.out is empty: the loop's `check` sees to that */
+
     /* waiting for the engine */
     void (*poll)(struct request *r);
     uint64_t request_seq; /* what for */
@@ -98,7 +108,9 @@ void request_wrong_method(struct request *r, const char *allow); /* fills r->res
 void request_finish(struct request *r);                          /* fails if it is, else responds with 200 */
 const char *request_rest(const struct request *r); /* of the path, after that of a route with `prefix` */
 void request_stream_open(struct request *r);       /* first bytes are in r->response.out */
-void request_stream_more(struct request *r);       /* r->response.out grew, or r->stream.end was set */
+/* A response of known size (UINT64_MAX: unknown), of any type, whose bytes come as those of a stream. */
+void request_stream_pass(struct request *r, int status, uint64_t size);
+void request_stream_more(struct request *r); /* r->response.out grew, or r->stream.end was set */
 /* The text of the body is no longer needed; `kept` bytes of it, or derived from it, count as held until r is
  * freed or the next call. Not while a worker has r. */
 void request_body_drop(struct request *r, size_t kept);

@@ -12,6 +12,9 @@ struct stream {
     size_t at;  /* bytes of out handed over */
     bool end;   /* no more events follow */
     bool lines; /* of JSON, not server-sent events */
+    bool cut;   /* with end: the rest is lost, and the connection ends without it */
+    bool sized; /* it isn't of events: */
+    uint64_t size;
 };
 
 size_t stream_take(struct stream *s, struct buf *out, char *to,

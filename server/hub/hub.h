@@ -5,6 +5,7 @@
 #define KVASIR_HUB_H
 
 #include "config/base/status.h"
+#include "config/options.h"
 
 #include <stdbool.h>
 
@@ -26,5 +27,12 @@ enum status hub_path_check(const char *path, bool bare, struct err *err) KV_MUST
 
 /* kvasir pull, list, rm: the exit code. argv[0] is the command. */
 int hub_main(int argc, char **argv);
+
+/* The directory or GGUF file of --model, or the demo model next to the sources or the installed program;
+ * `bare`: also one without weights. Of a model of the hub, o gets paths and name. malloc'd; NULL with err
+ * set. */
+char *model_find(struct options *o, bool bare, struct err *err);
+/* Its name in the API, if it is given none: the directory's, or the file's without .gguf. NULL: no memory. */
+char *model_dir_name(const char *dir);
 
 #endif
