@@ -177,8 +177,16 @@ struct engine_chunk {
      * its draft: drawn[0..drawn_count). Keys and values after position + count - proposed + drawn_count - 1
      * are then invalid. proposed > 0 needs `sample` and ids below the vocabulary's size. */
     uint32_t proposed;
-    struct token_out *drawn; /* [proposed + 1], the caller's; may be NULL without draft tokens: the result is
+    struct token_out
+        *drawn; /* [proposed + 1] or [given], the caller's; may be NULL without draft tokens: the result is
                                 then in `out` */
+    /* Given tokens: those after the chunk's last `given` rows are known, tokens[position + count] too
+     * (token_count includes it). One is drawn at each of these rows all the same, after the given tokens up
+     * to it: drawn[0..drawn_count), up to the first that differs from the given one, whose log-prob is then
+     * in `missed`. forced: nothing is drawn, drawn[] has the given tokens' log-probs. Nothing is rolled back.
+     * given > 0 needs `sample`, and excludes `proposed`. */
+    uint32_t given;
+    bool forced;
     uint32_t draft_slot; /* with a draft model and `sample`: below sequences_max, exclusive to this sequence;
                             keeps the state for drafting after the sampled token */
     int32_t mrope_delta; /* RoPE position minus position, of the text in this chunk before its first image; 0
@@ -194,9 +202,10 @@ struct engine_chunk {
                     * position hidden_first on; [position + count - hidden_first, hidden_size]. NULL = none */
     uint32_t hidden_first;
     /* results, valid after engine_wait */
-    struct token_out out; /* if sample and nothing was proposed */
-    uint32_t drawn_count; /* if sample: 1 to proposed + 1 */
-    bool refused_broken;  /* internal: a rejected draft token left NaN or infinity in the KV */
+    struct token_out out;    /* if sample and nothing was proposed or given */
+    uint32_t drawn_count;    /* if sample: 1 to proposed + 1, or to given */
+    struct token_out missed; /* the given token where drawn[drawn_count - 1] is another */
+    bool refused_broken;     /* internal: a rejected draft token left NaN or infinity in the KV */
     bool broken; /* NaN or infinity in the requested logits, or, if the last token's were not requested, in
                     its input to the last layer (damaged weights, for example): out, scores and the KV are
                     invalid */

@@ -39,6 +39,8 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
         ASSERT((uint64_t)r->position + r->count <= r->token_count);
         ASSERT(!r->sample || r->sampling);
         ASSERT(!r->proposed || (r->sample && r->drawn && r->proposed < r->count));
+        ASSERT(!r->given || (r->sample && r->drawn && !r->proposed && r->given <= r->count &&
+                             r->position + r->count < r->token_count));
         ASSERT(!r->hidden || r->hidden_first >= r->position);
         ASSERT(r->score_first == UINT32_MAX || (r->scores && r->sampling));
         ASSERT(!r->after == !e->flight_count && (!r->after || (r->count == 1 && r->span_count == 0)));
@@ -223,6 +225,12 @@ static void pack_before(struct packer *p, const struct engine_batch *b)
     while (row < e->step.t) before[row++] = zeros;
 }
 
+/* How many of its last rows a token is drawn at. */
+static uint32_t draws(const struct engine_chunk *r)
+{
+    return !r->sample ? 0 : r->given ? r->given : 1 + r->proposed;
+}
+
 /* Finds the rows that need logits: the last one of a chunk that samples, and those before a scored prompt
  * token; and those whose input to the head is asked for. */
 static void find_output_rows(struct engine *e, const struct engine_batch *b)
@@ -235,7 +243,7 @@ static void find_output_rows(struct engine *e, const struct engine_batch *b)
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t next = r->position + k + 1;
             struct output_row w = {.chunk = i, .row = row + k, .next = next};
-            w.sample = r->sample && k + 1 + r->proposed >= r->count;
+            w.sample = k + draws(r) >= r->count;
             w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count &&
                       next < r->token_count;
             w.hidden = r->hidden && r->position + k >= r->hidden_first;
@@ -256,17 +264,18 @@ static void pack_targets(struct packer *p, const struct engine_batch *b)
     struct step *st = &p->e->step;
     uint32_t n = st->output_count, *targets = array(p, n + p->pad, &st->targets);
     const uint32_t *draws_dev;
-    struct be_draw *draws = (struct be_draw *)array(p, 2 * (size_t)(n + p->pad), &draws_dev);
+    struct be_draw *how = (struct be_draw *)array(p, 2 * (size_t)(n + p->pad), &draws_dev);
     st->draws = (const struct be_draw *)draws_dev;
     for (uint32_t i = 0; i < n + p->pad; i++) {
         const struct output_row *w = &e->output_rows[i];
         targets[i] = UINT32_MAX;
-        draws[i] = (struct be_draw){0, 0};
+        how[i] = (struct be_draw){0, 0};
         if (i < n && w->sample) {
             const struct engine_chunk *r = &b->chunks[w->chunk];
-            draws[i] = sampler_plain_draw(r->sampling, banned_count(r, w), w->next);
+            how[i] = sampler_plain_draw(r->sampling, banned_count(r, w), w->next);
         }
-        if (i < n && w->score && b->chunks[w->chunk].tokens[w->next] < e->net.desc.vocab)
+        if (i < n && (w->score || (w->sample && b->chunks[w->chunk].given)) &&
+            b->chunks[w->chunk].tokens[w->next] < e->net.desc.vocab)
             targets[i] = b->chunks[w->chunk].tokens[w->next];
     }
 }
@@ -387,10 +396,10 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
 /* Index of the row among the chunk's sampled positions. */
 static uint32_t draw_index(const struct engine_chunk *r, const struct output_row *w)
 {
-    return w->next - (r->position + r->count - r->proposed);
+    return w->next - (r->position + r->count + 1 - draws(r));
 }
 
-/* Whether all draft tokens before the row were accepted. */
+/* Whether all draft or given tokens before the row were drawn. */
 static bool reached(const struct engine_chunk *r, const struct output_row *w)
 {
     uint32_t k = draw_index(r, w);
@@ -445,12 +454,18 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
     }
     bool finite = isfinite(row.stats.lse); /* else: a NaN, infinity, or only -infinity */
     if (w->sample && !reached(r, w)) {
-        r->refused_broken |= !finite;
+        if (r->given) r->broken |= !finite; /* its keys and values are kept */
+        else r->refused_broken |= !finite;
         return false;
     }
     r->broken |= !finite;
     if (!w->sample || r->broken) return false;
-    struct token_out *out = r->proposed ? &r->drawn[draw_index(r, w)] : &r->out;
+    struct token_out *out = r->proposed || r->given ? &r->drawn[draw_index(r, w)] : &r->out;
+    r->drawn_count++;
+    if (r->forced) {
+        sampler_score(r->tokens[w->next], r->sampling->logprobs, &row, out);
+        return false;
+    }
     bool fetched = !sampler_draw(sampler, r->sampling, &row, out);
     if (fetched) {
         e->ops->download(e->be, e->host_row, logits, e->net.desc.vocab * sizeof(float));
@@ -458,7 +473,8 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
         bool drawn = sampler_draw(sampler, r->sampling, &row, out);
         ASSERT(drawn);
     }
-    r->drawn_count++;
+    if (r->given && out->id != r->tokens[w->next])
+        sampler_score(r->tokens[w->next], SAMPLING_NO_LOGPROBS, &row, &r->missed);
     return fetched;
 }
 
@@ -618,8 +634,8 @@ bool engine_draws(const struct engine *e, const struct engine_chunk *r)
 {
     uint32_t next = r->position + r->count;
     return e->ops->take_ids && !e->profile && !e->draft.on && !e->net.desc.ple && !e->net.desc.pad_count &&
-           e->plan.logit_rows >= e->plan.sequences_max && r->sample && !r->proposed && !r->hidden &&
-           r->score_first == UINT32_MAX &&
+           e->plan.logit_rows >= e->plan.sequences_max && r->sample && !r->proposed && !r->given &&
+           !r->hidden && r->score_first == UINT32_MAX &&
            sampler_plain(r->sampling, next < r->banned_until ? r->banned_count : 0);
 }
 

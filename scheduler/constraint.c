@@ -18,7 +18,17 @@ static void prepare(void *ctx, uint32_t i)
     struct sequence *q = s->asking[i];
     const struct sampling_constraint *c = q->req.sampling->constraint;
     uint32_t prompt = q->req.prompt->token_count;
-    q->mask = c->prepare(c->arg, q->tokens + prompt, q->count - prompt, late(s));
+    q->mask = c->prepare(c->arg, q->tokens + prompt, q->generated, late(s));
+}
+
+/* Of given tokens as many as are allowed and have the masks after them. */
+static void look_ahead(const struct scheduler *s, struct sequence *q)
+{
+    const struct sampling_constraint *c = q->req.sampling->constraint;
+    uint32_t left = q->req.given_count ? q->req.given_count - q->generated - 1 : 0;
+    if (left && q->mask == MASK_READY)
+        q->masks_ahead =
+            late(s) ? 0 : c->drafts(c->arg, q->tokens + q->req.prompt->token_count, q->generated, left);
 }
 
 void sched__masks_prepare(struct scheduler *s)
@@ -26,7 +36,8 @@ void sched__masks_prepare(struct scheduler *s)
     uint32_t n = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) {
         q->mask = MASK_READY;
-        if (q->req.sampling->constraint && q->tokens_max) s->asking[n++] = q;
+        q->masks_ahead = UINT32_MAX;
+        if (q->req.sampling->constraint && q->tokens_max && !q->req.forced) s->asking[n++] = q;
     }
     s->masks_us = sched__clock(s);
     if (n) engine_each(s->engine, n, prepare, s);
@@ -34,6 +45,7 @@ void sched__masks_prepare(struct scheduler *s)
         struct sequence *q = s->asking[i];
         /* Sequences of one grammar contended for it. */
         if (q->mask == MASK_BUSY) prepare(s, i);
+        look_ahead(s, q);
         s->mask_failed = s->mask_failed || q->mask == MASK_FAILED;
         s->now.mask_waits += q->mask == MASK_LATER || q->mask == MASK_BUSY;
     }

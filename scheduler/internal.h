@@ -6,9 +6,10 @@
  *
  *   waiting: by priority, then arrival
  *
- * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the
- * tail that the window reaches). Preemption gives the KV to the prefix cache (or drops it) and keeps the
- * history, so a resumed sequence reuses or recomputes exactly what it had: the output doesn't change. */
+ * A sequence's `tokens` are its whole history (with given tokens, `count` has all but the last of them); KV
+ * exists for positions [0, position) (sliding groups: the tail that the window reaches). Preemption gives the
+ * KV to the prefix cache (or drops it) and keeps the history, so a resumed sequence reuses or recomputes
+ * exactly what it had: the output doesn't change. */
 #ifndef KVASIR_SCHED_INTERNAL_H
 #define KVASIR_SCHED_INTERNAL_H
 
@@ -65,6 +66,8 @@ struct sequence {
     uint32_t drafted, accepted; /* so far */
     struct ngram ngram;
     uint32_t draft_slot;           /* while it runs: engine_chunk.draft_slot */
+    uint32_t masks_ahead;          /* given tokens after the next one whose masks are ready in this turn */
+    struct token_alt missed[2];    /* END_DIFFERS: what it drew, and what is given */
     bool drew;                     /* since it runs: that slot has the state after its last sampled token */
     bool forced;                   /* the draft tokens are the constraint's */
     enum mask_state mask;          /* of its next token, in this turn; READY without a constraint */
@@ -94,6 +97,7 @@ struct sequence {
     struct seq_image *features; /* [image_count], or NULL without images */
     struct engine_span *uses;   /* [image_count] scratch for the step's chunk */
     struct token_out *scores;   /* of the chunk in flight */
+    struct token_out *draws;    /* the same: of its given tokens */
     float *hidden;              /* the same: its rows that are pooled */
     double *pooled; /* with pooling: the sum over pooled_count tokens, in order; POOL_ALL: their vectors */
     uint32_t pooled_count;
@@ -387,6 +391,12 @@ static inline const struct adapter *sched__image_adapter(const struct sequence *
     return q->req.adapter && adapter_info(q->req.adapter)->touches_images ? q->req.adapter : NULL;
 }
 
+/* Position of the token that it draws next; without given tokens: its count. */
+static inline uint32_t sched__drawn_at(const struct sequence *q)
+{
+    return q->req.prompt->token_count + q->generated;
+}
+
 /* Whether q may reuse tokens, and how many. Log-probs and most pooling of the prompt require computing it; a
  * resumed sequence may reuse its own. */
 static inline bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
@@ -395,6 +405,7 @@ static inline bool sched__cache_reads(const struct scheduler *s, const struct se
     *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
     bool whole = q->req.pooling > POOL_LAST;
     if (whole && q->pooled_count < *most) *most = q->pooled_count;
+    if (sched__drawn_at(q) - 1 < *most) *most = sched__drawn_at(q) - 1;
     return s->cache && (q->preemptions || !(q->req.no_cache_read || scores || whole));
 }
 

@@ -129,13 +129,22 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     }
 }
 
+/* Where q's chunk may end: a token is drawn after it, and after each given one before it, if their masks are
+ * ready. */
+static uint32_t reach(const struct sequence *q)
+{
+    uint32_t drawn = sched__drawn_at(q);
+    if (q->mask != MASK_READY) return drawn - 1;
+    return q->count - drawn < q->masks_ahead ? q->count : drawn + q->masks_ahead;
+}
+
 /* Tokens of q's next chunk within `budget`: never ends inside an atomic span, never enters an image that is
  * not encoded, never reaches a sampled position whose mask is not ready. 0 = none now; then *span_need is the
  * length of the atomic span if only the budget is too small, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
 {
     const struct prompt *p = q->req.prompt;
-    uint32_t from = q->position, left = q->count - from - (q->mask != MASK_READY);
+    uint32_t from = q->position, most = reach(q), left = most - from;
     uint32_t end = from + (left < budget ? left : budget);
     *span_need = 0;
     if (q->mask == MASK_FAILED) return 0;
@@ -146,7 +155,7 @@ static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *sp
         if (!sched__span_ready(q, i)) return begin > from ? begin - from : 0;
         if (end < im->atomic_end) {
             if (begin > from) return begin - from;
-            if (q->mask == MASK_READY || im->atomic_end < q->count) *span_need = im->atomic_end - from;
+            if (im->atomic_end <= most) *span_need = im->atomic_end - from;
             return 0;
         }
     }

@@ -70,6 +70,9 @@ static double give(struct scheduler *s, struct prefill *c, double cost)
         return 0;
     uint32_t left = q->count - q->position, rows = s->step_rows - s->step->tokens,
              most = left < rows ? left : rows;
+    /* At a given token a row is drawn as well. */
+    if (q->req.given_count && q->position + 1 >= sched__drawn_at(q))
+        cost *= s->cost.us[STEP_ROWS] / fmax(s->cost.us[STEP_ROWS] + s->cost.us[STEP_SAMPLED], 1);
     uint32_t n = sched__prefill_chunk(s, q,
                                       s->opt.step_us ? step_cost_fit(&s->cost, q->position, most, cost)
                                       : cost < most  ? (uint32_t)cost + !cost

@@ -166,7 +166,9 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     if (!q->looked) {
         q->cache = hit.info;
         if (q->load && hit.length) sched__load_info(q->load, &q->cache);
-        q->cache.reused = hit.length < q->req.prompt->token_count ? hit.length : q->req.prompt->token_count;
+        uint32_t prompt = q->req.prompt->token_count;
+        q->cache.reused = hit.length < prompt ? hit.length : prompt;
+        if (q->cache.equal > prompt) q->cache.equal = prompt; /* and given tokens */
     }
 }
 

@@ -73,6 +73,8 @@ enum seq_end {
     END_ERROR,      /* the engine failed; message in the event */
     END_DEADLINE,   /* deadline_us passed */
     END_CONSTRAINT, /* its constraint failed: MASK_FAILED */
+    END_GIVEN,      /* all given tokens were drawn, or scored, and none of them ends the sequence */
+    END_DIFFERS,    /* another token than the given one was drawn */
     SEQ_ENDS        /* how many there are */
 };
 
@@ -91,6 +93,17 @@ struct sched_sequence {
     enum sched_pooling pooling;
     uint32_t tokens_max; /* most generated tokens; 0 only with pooling or prompt log-probs (scoring) */
     uint32_t tokens_min; /* eos and stop ids are not sampled before */
+    /* Its output, if it is known: at most tokens_max tokens. It is computed together with the prompt, many
+     * tokens in a step, and yields the EV_TOKEN events of a generation: each token is drawn as if those
+     * before it came one at a time, with its constraint, penalties and random number. It ends as a
+     * generation does (END_STOP_EOS, END_STOP_TOKEN, END_LENGTH), or at the first token that would have been
+     * another (END_DIFFERS), or after the last (END_GIVEN): it never goes on with tokens of its own.
+     * forced: they are taken whatever would be drawn, which is not asked. EV_TOKEN has a given token's
+     * log-prob, rank and sampling->logprobs alternatives, equal to those of a generation that takes this
+     * token; END_GIVEN follows the last, whatever they are. No constraint is read. */
+    const uint32_t *given; /* [given_count], borrowed until EV_END; NULL: it is generated */
+    uint32_t given_count;
+    bool forced;
     bool ignore_eos;
     const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
@@ -130,6 +143,8 @@ struct sched_event {
     enum seq_end end;                /* EV_END */
     uint32_t stop_id;                /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
     uint32_t generated, preemptions; /* EV_END */
+    struct token_alt drew, given; /* EV_END with END_DIFFERS: what was drawn at output `generated`, and what
+                                        is given there */
     double *pooled; /* EV_END with pooling, and END_LENGTH: [1 or all tokens, pooled_width], malloc'd, the
                            consumer frees */
     struct sched_cache_info cache;  /* EV_END, EV_PROGRESS and EV_TOKEN: of the first admission */

@@ -30,6 +30,7 @@ void sched__sequence_free(struct sequence *q)
     free(q->uses);
     ngram_draft_fini(&q->ngram);
     free(q->scores);
+    free(q->draws);
     free(q->hidden);
     free(q->pooled);
     free(q->end_event);
@@ -58,9 +59,11 @@ enum status sched__sequence_create(const struct scheduler *s, const struct sched
     sched_namespace(r->salt, r->adapter, q->req.salt);
     memcpy(q->image_salt, sched__image_adapter(q) ? q->req.salt : r->salt, sizeof q->image_salt);
     q->tokens_max = r->tokens_max;
-    q->count = p->token_count;
+    q->count = p->token_count + (r->given_count ? r->given_count - 1 : 0);
+    q->speculation_off = r->given_count > 0;
     /* A first capacity: long outputs grow it, most never need the whole context. */
     q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
+    if (r->given_count) q->token_cap = q->count + 1;
     q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
     q->end_event = calloc(1, sizeof *q->end_event);
     if (p->span_count) {
@@ -76,6 +79,7 @@ enum status sched__sequence_create(const struct scheduler *s, const struct sched
         return ST_NOMEM;
     }
     memcpy(q->tokens, p->tokens, (size_t)p->token_count * sizeof *q->tokens);
+    if (r->given_count) memcpy(q->tokens + p->token_count, r->given, r->given_count * sizeof *q->tokens);
     for (uint32_t i = 0; i < r->stop_id_count; i++) q->banned[q->banned_count++] = r->stop_ids[i];
     for (uint32_t i = 0; i < s->caps.eos_count; i++) q->banned[q->banned_count++] = s->caps.eos_ids[i];
     q->scored = 1;

@@ -52,6 +52,8 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .cache = q->cache,
                                     .proposed = q->drafted,
                                     .accepted = q->accepted,
+                                    .drew = q->missed[0],
+                                    .given = q->missed[1],
                                     .pushed_us = event_clock_us()};
     if (q->pooled && end == END_LENGTH) {
         bool all = q->req.pooling == POOL_ALL;
@@ -159,6 +161,19 @@ static void pool_rows(const struct scheduler *s, struct sequence *q, const struc
     q->hidden = NULL;
 }
 
+/* The rows of the chunk at which a given token is drawn. False: no memory for them. */
+static bool fill_given(struct sequence *q, struct engine_chunk *r)
+{
+    uint32_t end = r->position + r->count, at = sched__drawn_at(q);
+    r->token_count++;
+    r->sample = end >= at;
+    r->given = r->sample ? end - at + 1 : 0;
+    r->forced = q->req.forced;
+    if (r->given) q->draws = malloc(r->given * sizeof *q->draws);
+    r->drawn = q->draws;
+    return !r->given || q->draws;
+}
+
 /* Fills the engine's view of q's part of the step. False: no memory for its scores or pooled rows. */
 static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_chunk *r)
 {
@@ -207,6 +222,7 @@ static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_ch
         r->score_first = first;
         r->scores = q->scores;
     }
+    if (q->req.given_count && !fill_given(q, r)) return false;
     return fill_hidden(s, q, r);
 }
 
@@ -242,6 +258,7 @@ static bool accept_token(struct scheduler *s, struct sequence *q, const struct t
                          uint64_t now_us)
 {
     uint32_t id = out->id;
+    bool known = q->req.given_count > 0;
     if (!q->first_token_us) q->first_token_us = now_us;
     struct sched_event ev = {.kind = EV_TOKEN,
                              .id = q->id,
@@ -251,19 +268,22 @@ static bool accept_token(struct scheduler *s, struct sequence *q, const struct t
                              .cache = q->cache,
                              .proposed = q->drafted,
                              .accepted = q->accepted};
-    if (!sched__tokens_reserve(q, q->count + 1) || !eventq_emit(&s->events, &ev)) {
+    if ((!known && !sched__tokens_reserve(q, q->count + 1)) || !eventq_emit(&s->events, &ev)) {
         end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
         return false;
     }
-    q->tokens[q->count++] = id;
+    if (!known) q->tokens[q->count++] = id;
     q->generated++;
     q->drew = true;
     s->now.generated_tokens++;
-    if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
+    if (q->req.forced && q->generated < q->req.given_count) return true;
+    if (q->req.forced) end_sequence(s, q, END_GIVEN, 0, NULL, now_us);
+    else if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
         end_sequence(s, q, END_STOP_TOKEN, id, NULL, now_us);
     else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count))
         end_sequence(s, q, END_STOP_EOS, id, NULL, now_us);
     else if (q->generated >= q->tokens_max) end_sequence(s, q, END_LENGTH, 0, NULL, now_us);
+    else if (known && q->generated == q->req.given_count) end_sequence(s, q, END_GIVEN, 0, NULL, now_us);
     else return true;
     return false;
 }
@@ -298,6 +318,25 @@ static void accept_verified(struct scheduler *s, struct sequence *q, const struc
         if (!accept_token(s, q, &r->drawn[i], now_us)) return;
     }
     sched__blocks_roll_back(s, q, q->position);
+}
+
+/* Given tokens that were drawn, or one that wasn't. */
+static void accept_given(struct scheduler *s, struct sequence *q, const struct engine_chunk *r,
+                         uint64_t now_us)
+{
+    struct token_out *draws = q->draws;
+    q->draws = NULL; /* q may end within */
+    for (uint32_t i = 0; i < r->drawn_count; i++) {
+        uint32_t given = q->tokens[sched__drawn_at(q)];
+        if (draws[i].id != given) {
+            q->missed[0] = (struct token_alt){draws[i].id, draws[i].logprob};
+            q->missed[1] = (struct token_alt){given, r->missed.logprob};
+            end_sequence(s, q, END_DIFFERS, 0, NULL, now_us);
+            break;
+        }
+        if (!accept_token(s, q, &draws[i], now_us)) break;
+    }
+    free(draws);
 }
 
 /* Handles the result of q's chunk: scores, new tokens, the reasons to end. */
@@ -344,7 +383,8 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
         if (q->tokens_max == 0 && q->position == q->count) end_sequence(s, q, END_LENGTH, 0, NULL, now_us);
         return;
     }
-    if (r->proposed) accept_verified(s, q, r, now_us);
+    if (r->given) accept_given(s, q, r, now_us);
+    else if (r->proposed) accept_verified(s, q, r, now_us);
     else (void)accept_token(s, q, &r->out, now_us);
 }
 
@@ -355,7 +395,7 @@ static void account(struct scheduler *s, const struct sched_flight *f, uint64_t 
     for (uint32_t i = 0; i < f->count; i++) {
         const struct engine_chunk *r = &f->chunks[i];
         step_load_add(&s->cost, &load, r->position, r->count, r->sample);
-        load.n[STEP_SAMPLED] += r->proposed;
+        load.n[STEP_SAMPLED] += r->given ? r->given - 1 : r->proposed;
     }
     if (!f->status && f->learns) {
         step_cost_learn(&s->cost, &load, (double)spent);

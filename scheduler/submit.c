@@ -158,6 +158,12 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
             (im->atomic_end && im->atomic_end - im->atomic_begin > s->caps.span_tokens_max))
             return err_set(err, ST_INVALID, "span %u is out of order or outside of the prompt", i);
     }
+    for (uint32_t i = 0; i < r->given_count; i++)
+        if (r->given[i] >= s->caps.vocab_size)
+            return err_set(err, ST_INVALID, "the given token id %u is not in the vocabulary", r->given[i]);
+    if (r->given_count > r->tokens_max)
+        return err_set(err, ST_INVALID, "%u tokens are given, but the output has at most %u", r->given_count,
+                       r->tokens_max);
     /* An image's tokens have the placeholder id, which may exceed the embedding's rows: no row is looked up
      * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {

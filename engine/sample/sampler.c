@@ -659,7 +659,6 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
         }
     }
     *out = (struct token_out){.id = d.id};
-    if (p->logprobs == SAMPLING_NO_LOGPROBS) return true;
     if (greedy) {
         out->logprob = row->stats.max - row->stats.lse;
         out->rank = 1;
@@ -671,7 +670,7 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
         out->rank = row->stats.drawn_rank;
     } else {
         out->logprob = row->raw[d.id] - row->stats.lse;
-        out->rank = rank_of(s, row, d.id);
+        if (p->logprobs != SAMPLING_NO_LOGPROBS) out->rank = rank_of(s, row, d.id);
     }
     fill_top(p->logprobs, row, out);
     return true;

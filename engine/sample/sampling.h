@@ -71,8 +71,7 @@ struct sampling_params {
     const struct sampling_bias *bias; /* borrowed until the sequence ends */
     uint32_t bias_count;
     const struct sampling_constraint *constraint; /* NULL = none; borrowed until the sequence ends */
-    uint32_t logprobs; /* alternatives to report per sampled token, 0..20; UINT32_MAX = none, not even the
-                          token's own */
+    uint32_t logprobs; /* alternatives to report per sampled token, 0..20; UINT32_MAX = none, nor its rank */
     uint32_t prompt_logprobs; /* the same for prompt positions */
 };
 #define SAMPLING_TOP_MAX     20u
@@ -86,7 +85,7 @@ struct token_alt {
 struct token_out {
     uint32_t id;
     float logprob;
-    uint32_t rank; /* 1 = most likely */
+    uint32_t rank; /* 1 = most likely; 0 = not asked for */
     uint32_t top_count;
     struct token_alt top[SAMPLING_TOP_MAX]; /* descending, ties by lower id */
 };

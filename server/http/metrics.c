@@ -491,9 +491,9 @@ static void fetch_text(struct writer *w, const struct server *s)
 static void engine_text(struct writer *w, const struct sched_stats *st, const struct server *s)
 {
     static const char *const ends[SEQ_ENDS] = {
-        [END_STOP_EOS] = "eos",         [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
-        [END_CANCELLED] = "cancelled",  [END_ERROR] = "error",           [END_DEADLINE] = "deadline",
-        [END_CONSTRAINT] = "constraint"};
+        [END_STOP_EOS] = "eos",          [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
+        [END_CANCELLED] = "cancelled",   [END_ERROR] = "error",           [END_DEADLINE] = "deadline",
+        [END_CONSTRAINT] = "constraint", [END_GIVEN] = "given",           [END_DIFFERS] = "differs"};
     static const char *const sleeps[] = {"awake", "weights_offloaded", "discard_all"};
     count(w, "vllm:num_requests_running", "Sequences in the running batch.", st->running);
     count(w, "vllm:num_requests_waiting", "Sequences admitted and not running.", st->waiting);

@@ -187,6 +187,8 @@ struct request {
     uint64_t answer_at[SPANS_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not
                                        asked for */
     bool refused, submitted, ended;
+    enum { GENERATED = 0, GIVEN, FORCED, ALTERED } output;
+    uint32_t given[ANSWER_MAX], altered; /* the cold answer; the one of its tokens that is another */
     struct answer got;
     struct sched_cache_info cache;
     struct ngram ngram;
@@ -196,7 +198,7 @@ struct totals { /* counters first: add_totals goes over them */
     uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, images, images_reused,
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, images_asked, instances,
-        inside, grids, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
+        inside, grids, given, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
     uint64_t adapted, adapted_hits; /* with an adapter; of these hits */
     uint64_t restarts, loads, loaded_tokens, loads_failed, image_loads, written, announced;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
@@ -574,6 +576,12 @@ static struct sched_sequence sequence_of(struct request *q)
                                  .deadline_us = q->deadline_us,
                                  .user = q};
     seq.salt[5] = q->salt;
+    if (!q->output) return seq;
+    for (uint32_t i = 0; i < p->cold.count; i++) q->given[i] = p->cold.tokens[i].id;
+    if (q->output == ALTERED) q->given[q->altered] ^= 1;
+    seq.given = q->given;
+    seq.given_count = p->cold.count;
+    seq.forced = q->output == FORCED;
     return seq;
 }
 
@@ -595,6 +603,11 @@ static void take_event(struct request *q, const struct sched_event *ev)
     } else if (ev->kind == EV_END) {
         assert_int_equal(ev->generated, a->count);
         a->end = ev->end;
+        if (ev->end == END_DIFFERS) {
+            assert_int_equal(ev->given.id, q->given[a->count]);
+            a->tokens[a->count].id = ev->drew.id;
+            a->tokens[a->count].logprob = ev->drew.logprob;
+        }
         a->stop_id = ev->stop_id;
         q->ended = true;
     }
@@ -643,7 +656,7 @@ static void compare(struct run *r, const struct request *q)
 {
     const struct answer *want = &q->spec->cold, *got = &q->got;
     bool whole = got->end != END_CANCELLED && got->end != END_DEADLINE && got->end != END_ERROR;
-    uint32_t scores = got->score_count;
+    uint32_t scores = got->score_count, count = got->count;
     if (got->end == END_CONSTRAINT && got->count == 0) /* it may fail before they come */
         scores = min_u32(scores, want->score_count);
     if (got->end == END_ERROR && !q->refused) {
@@ -655,6 +668,10 @@ static void compare(struct run *r, const struct request *q)
     if (got->end == END_DEADLINE && !q->deadline_us) differs(r, q, "it had no deadline");
     for (uint32_t i = 0; i < got->count; i++) {
         if (i < want->count && same_token(&got->tokens[i], &want->tokens[i])) continue;
+        if (q->output == FORCED && got->tokens[i].id == want->tokens[i].id &&
+            got->tokens[i].logprob == want->tokens[i].logprob &&
+            q->spec->sampling.logprobs == SAMPLING_NO_LOGPROBS)
+            continue; /* it has a rank, too */
         differs(r, q, "token %u is %u (%.9g), cold %u (%.9g)", i, got->tokens[i].id,
                 (double)got->tokens[i].logprob, i < want->count ? want->tokens[i].id : UINT32_MAX,
                 i < want->count ? (double)want->tokens[i].logprob : 0.0);
@@ -665,6 +682,14 @@ static void compare(struct run *r, const struct request *q)
         differs(r, q, "the score of prompt token %u", i);
         return;
     }
+    if (whole && q->output == ALTERED) {
+        if (count != q->altered || got->end != END_DIFFERS ||
+            got->tokens[count].id != want->tokens[count].id ||
+            memcmp(&got->tokens[count].logprob, &want->tokens[count].logprob, sizeof(float)) != 0)
+            differs(r, q, "%u given tokens, end %d, altered at %u", count, got->end, q->altered);
+        return;
+    }
+    if (whole && q->output == FORCED && got->end == END_GIVEN && count == want->count) return;
     if (whole && (got->count != want->count || got->end != want->end || got->stop_id != want->stop_id ||
                   (scores != want->score_count && scores == got->score_count)))
         differs(r, q, "%u tokens, end %d, cold %u tokens, end %d", got->count, got->end, want->count,
@@ -711,6 +736,7 @@ static void count_end(struct run *r, const struct request *q)
     t->expired += q->got.end == END_DEADLINE;
     t->refused += q->got.end == END_ERROR;
     t->constrained += q->spec->constrained;
+    t->given += q->output != GENERATED;
     t->masks_late += q->constraint.lates;
     t->masks_failed += q->got.end == END_CONSTRAINT;
     t->prompt_tokens += h->count;
@@ -762,6 +788,11 @@ static void submit(struct run *r, const struct spec *p)
     q->constraint.luck = mix(rnd(1u << 30)) | 1;
     q->cancel_in = chance(6) ? 1 + rnd(30) : 0;
     q->deadline_us = chance(3) ? r->now_us + 1 + rnd(20000) : 0;
+    if (p->cold.count && p->cold.end <= END_LENGTH && chance(25)) q->output = 1 + rnd(3);
+    if (q->output == ALTERED) {
+        q->altered = rnd(p->cold.count);
+        if ((p->cold.tokens[q->altered].id ^ 1) >= r->caps.vocab_size) q->output = GIVEN;
+    }
     fill_prompt(r, q);
     bool undecoded = chance(50);
     for (uint32_t i = 0; undecoded && i < q->prompt.span_count; i++)
@@ -1404,13 +1435,14 @@ static uint64_t fuzz(const struct fuzz_options *o, bool print, uint32_t *last)
                (unsigned long long)all.announced);
         printf("\n%llu with an adapter, of which %llu hits", (unsigned long long)all.adapted,
                (unsigned long long)all.adapted_hits);
-        printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu rightly; %llu of "
+        printf("\n%llu given; %llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu "
+               "rightly; %llu of "
                "them "
                "by lookup\n%llu differences\n",
-               (unsigned long long)all.constrained, (unsigned long long)all.masks_late,
-               (unsigned long long)all.masks_failed, (unsigned long long)all.drafted,
-               (unsigned long long)all.accepted, (unsigned long long)all.looked_up,
-               (unsigned long long)all.differences);
+               (unsigned long long)all.given, (unsigned long long)all.constrained,
+               (unsigned long long)all.masks_late, (unsigned long long)all.masks_failed,
+               (unsigned long long)all.drafted, (unsigned long long)all.accepted,
+               (unsigned long long)all.looked_up, (unsigned long long)all.differences);
         fflush(stdout);
     }
     if (!o->no_cache && o->instance < 0 && !has_bug(o) && !all.differences) {
