@@ -1,7 +1,8 @@
 # The CPU image: `docker build -t kvasir .`, then
 #   docker run --rm -p 127.0.0.1:8000:8000 kvasir                                          the demo model
 #   docker run --rm -p 127.0.0.1:8000:8000 -v /path/to/checkpoint:/model:ro kvasir serve --model /model
-# docs/deployment.md has more. The same program runs on all x86-64 machines: kernels are chosen at start.
+# docs/deployment.md has more. The same program runs on all x86-64 machines: kernels are chosen at start. On
+# ARM64, or with `docker build --platform linux/arm64`, the same file builds the ARM64 image.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS build

@@ -5,6 +5,14 @@
 # build/release/tests/. `core` is config + kernels + engine + scheduler and their tests: it needs no HTTP,
 # JSON or image library (a bare GPU machine builds it).
 CONFIG   ?= release
+# ARCH=aarch64 on an x86-64 machine is a cross build, into build/aarch64/.
+HOST_ARCH := $(shell uname -m)
+ARCH     ?= $(HOST_ARCH)
+ifneq ($(ARCH),$(HOST_ARCH))
+CC       := $(ARCH)-linux-gnu-gcc
+OUT_ROOT ?= build/$(ARCH)
+export PKG_CONFIG_LIBDIR ?= /usr/lib/$(ARCH)-linux-gnu/pkgconfig:/usr/share/pkgconfig
+endif
 OUT_ROOT ?= build
 OUT      := $(OUT_ROOT)/$(CONFIG)
 MODE_release := -O3
@@ -36,8 +44,10 @@ CMOCKA    ?= $(if $(shell $(CC) -E $(foreach h,setjmp stdarg stddef stdint cmock
 # Wrapped by tests/lib/selectors.c: TEST_ONLY.
 LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-Wl,--wrap=_cmocka_run_group_tests -lcmocka)
 
-BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g1 -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
-	-fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
+# char is signed on x86-64; ARM64 follows.
+BASE_CFLAGS := $(if $(filter aarch64,$(ARCH)),-fsigned-char) -std=c11 -D_GNU_SOURCE -g1 -Wall -Wextra \
+	-Wshadow -Wconversion -ffp-contract=off -fno-math-errno \
+	$(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
 CFLAGS   += $(if $(WERROR),-Werror)
 CPPFLAGS += $(if $(filter 1,$(KV_EVENTS)),-DKVASIR_KV_EVENTS)
 DEPS     := -I. -MMD -MP
@@ -49,7 +59,7 @@ CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kerne
 	engine/*/*.c engine/*/*/*.c scheduler/*.c scheduler/*/*.c bench/*.c)
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c engine/families/tokenizer.c)
-CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
+CORE_SRC := $(filter-out $(NEEDS_LIBS) $(if $(filter aarch64,$(ARCH)),%avx512.c %amx.c),$(CORE_SRC))
 SRV_SRC  := $(filter-out server/main.c $(if $(filter 1,$(KV_EVENTS)),,server/kv_events/%), \
 	$(wildcard server/*.c server/*/*.c server/*/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
@@ -74,7 +84,7 @@ test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TES
 TILES_OBJ   := $(patsubst %,$(OUT)/%.o,$(wildcard tests/lib/tiles/*.c))
 TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
 	test_backend_linear test_backend_quant test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS))))
-TILES_RUN   := $(if $(filter asan tsan,$(CONFIG)),,$(TILES_TESTS))
+TILES_RUN   := $(if $(filter asan tsan,$(CONFIG))$(filter-out x86_64,$(ARCH)),,$(TILES_TESTS))
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a
 # What needs the server's libraries: they are missing where devices are checked.
@@ -90,12 +100,16 @@ else ifneq ($(filter asan tsan,$(CONFIG)),)
 CALCULATES := kernels scheduler tests/unit/kernels tests/sim tests/lib
 $(CALCULATES:%=$(OUT)/%/%.c.o): MODE := $(MODE:-Og=-O1)
 endif
+ifeq ($(ARCH),x86_64)
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni \
 	-mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%amx.c.o $(OUT)/tests/lib/tiles/%amx.c.o: ISA := -mamx-tile -mamx-bf16 -mamx-int8 \
 	-mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni -mavx2 \
 	-mfma -mf16c
+else
+$(OUT)/kernels/cpu/%_dot.c.o: ISA := -march=armv8.2-a+dotprod
+endif
 
 $(OUT)/tests/lib/tiles/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 

@@ -320,7 +320,7 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
 
 static enum status say_cpu(struct buf *b)
 {
-    static const char *const sets[] = {"amx", "avx512", "avx2", "reference"};
+    static const char *const sets[] = {"amx", "avx512", "avx2", "neon", "reference"};
     const struct be_ops *ops = be_cpu_ops();
     struct backend *be = NULL;
     struct be_caps caps;

@@ -52,8 +52,8 @@ static inline size_t be_dtype_bytes(enum be_dtype t)
 struct be_params {
     enum be_dtype act;   /* compute type: BE_F32 or BE_BF16 */
     uint32_t threads;    /* 0 = one per usable core */
-    const char *kernels; /* NULL or "auto" = the best of the CPU; "reference", "avx2", "avx512", "amx" (the
-                            caller handles KVASIR_CPU_KERNELS) */
+    const char *kernels; /* NULL or "auto" = the best of the CPU; "reference", "avx2", "avx512", "amx", "neon"
+                            (the caller handles KVASIR_CPU_KERNELS) */
     bool own_gemm; /* CUDA: all matrix products by our kernels. Else cuBLASLt serves every weight shape that
                       is batch-invariant on this device, by a check when the first such weight is packed;
                       never by a measurement: bits must not depend on noise. */
@@ -61,7 +61,9 @@ struct be_params {
 };
 
 struct be_caps {
-    const char *name;   /* "cpu-amx", "cpu-avx512", ...: part of the system fingerprint */
+    const char *name;   /* "cpu-amx", "cpu-avx512", ... */
+    const char *sums;   /* the kernel set that has these bits, as "avx2" of "cpu-neon"; NULL: name. Part of
+                           the system fingerprint */
     const char *device; /* for people: CPU brand string and threads */
     const char *gemm;   /* whose products, of the weights packed so far; part of the fingerprint; NULL: own */
     uint32_t threads;

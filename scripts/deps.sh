@@ -31,7 +31,8 @@ need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-de
 need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzmq3-dev"
 need="$need libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev ca-certificates curl"
 [ "${1:-}" = "--test" ] &&
-    need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format chromium openssl systemd"
+    need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format chromium openssl systemd \
+        gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static"
 # Libraries of the page, built in where they are: see the Makefile's PAGE_LIB.
 page="libjs-marked node-dompurify libjs-highlight.js libjs-katex fonts-katex libjs-pdf"
 missing=""

@@ -1,10 +1,12 @@
 #!/bin/bash
 # Builds packages of a release build into build/packages:
-#   deb     kvasir_VERSION_amd64.deb, for the Debian release that builds it and the next
-#   wheel   kvasir-VERSION-py3-none-manylinux_2_N_x86_64.whl, with all libraries but glibc's
-#   tar     kvasir-VERSION-linux-x86_64.tar.gz, the same contents for any Linux with a new enough glibc
+#   deb     kvasir_VERSION_amd64.deb (or arm64), for the Debian release that builds it and the next
+#   wheel   kvasir-VERSION-py3-none-manylinux_2_N_x86_64.whl (or aarch64), with all libraries but glibc's
+#   tar     kvasir-VERSION-linux-x86_64.tar.gz (or aarch64), the same contents; any Linux, new enough glibc
 # N is the newest version of glibc that the program or a bundled library asks for.
 # usage: scripts/package.sh deb|wheel|tar|all
+# Each for the machine that builds it; ARCH=aarch64 with `deb` cross-builds on x86-64, with Debian's arm64
+# packages of the libraries.
 # Needs python3 and the packages dpkg-dev (deb) and patchelf (wheel, tar). scripts/package/check.sh
 # installs and runs each in a clean root.
 set -eu
@@ -22,19 +24,30 @@ for tool in dpkg-shlibdeps:dpkg-dev patchelf:patchelf; do # before the build
 done
 version=$(sed -n 's/^#define KVASIR_VERSION "\(.*\)"$/\1/p' config/options.h)
 out=build/packages
+arch=${ARCH:-$(uname -m)} build=build/release cross=
+case $arch in
+x86_64) debian=amd64 ;;
+aarch64) debian=arm64 ;;
+*) echo "there are no kernels for $arch" >&2 && exit 1 ;;
+esac
+if [ "$arch" != "$(uname -m)" ]; then
+    [ "$kinds" = deb ] || { echo "wheel and tar are built on $arch itself" >&2 && exit 1; }
+    build=build/$arch/release cross=$arch-linux-gnu-
+fi
 mkdir -p $out
 echo "building kvasir $version"
-rm -f build/release/kvasir # linked otherwise
-make -j"$(nproc)" UTF8PROC=-l:libutf8proc.a all >$out/build.log 2>&1 ||
+rm -f $build/kvasir # linked otherwise
+make -j"$(nproc)" ARCH="$arch" UTF8PROC=-l:libutf8proc.a all >$out/build.log 2>&1 ||
     { tail -n 30 $out/build.log && exit 1; }
 
 # ---- what all have: DIR/bin, DIR/share
 
 tree() { # tree DIR: the program, the demo model, man page and completions
     rm -rf "$1"
-    make -s install DESTDIR="$1" PREFIX= >/dev/null
-    strip --strip-unneeded "$1/bin/kvasir"
+    make -s install ARCH="$arch" DESTDIR="$1" PREFIX= >/dev/null
+    ${cross}strip --strip-unneeded "$1/bin/kvasir"
     install -D -m 644 /usr/share/doc/libutf8proc-dev/copyright "$1/share/doc/kvasir/licenses/libutf8proc"
+    [ -z "$cross" ] || make -s -j"$(nproc)" all >>$out/build.log 2>&1 # that says its flags on this machine
     python3 scripts/man_pages.py build/release/kvasir $out/pages
     install -D -m 644 -t "$1/share/man/man1" $out/pages/kvasir.1
     gzip -9n "$1"/share/man/man1/*.1
@@ -49,7 +62,7 @@ size() {
 
 # glibc_newest FILE...: the newest version of its symbols that the files ask for
 glibc_newest() {
-    objdump -T "$@" 2>/dev/null | grep -o 'GLIBC_2[.0-9]*' | sort -u -V | tail -n 1
+    ${cross}objdump -T "$@" 2>/dev/null | grep -o 'GLIBC_2[.0-9]*' | sort -u -V | tail -n 1
 }
 
 # ---- deb
@@ -82,13 +95,15 @@ EOF
     install -D -m 644 scripts/package/kvasir.conf "$root/etc/kvasir/kvasir.conf"
     mkdir -p "$root/DEBIAN" "$out/debian"
     echo /etc/kvasir/kvasir.conf >"$root/DEBIAN/conffiles"
-    printf 'Source: kvasir\nMaintainer: none\n\nPackage: kvasir\nArchitecture: amd64\n' >"$out/debian/control"
+    printf 'Source: kvasir\nMaintainer: none\n\nPackage: kvasir\nArchitecture: %s\n' "$debian" \
+        >"$out/debian/control"
     file=$PWD/$root/usr/bin/kvasir
-    depends=$(cd $out && dpkg-shlibdeps -O "$file" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+    depends=$(cd $out && DEB_HOST_ARCH=$debian dpkg-shlibdeps -O "$file" 2>/dev/null |
+        sed -n 's/^shlibs:Depends=//p')
     cat >"$root/DEBIAN/control" <<EOF
 Package: kvasir
 Version: $v
-Architecture: amd64
+Architecture: $debian
 Maintainer: Kvasir maintainers <maintainers@kvasir.example>
 Installed-Size: $(du -sk "$root/usr" | cut -f 1)
 Depends: $depends
@@ -104,8 +119,8 @@ Description: OpenAI-compatible inference server for vision-language models
 EOF
     (cd "$root" && find usr lib etc -type f -print0 | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
     find "$root" -type d -exec chmod 755 {} +
-    dpkg-deb --root-owner-group --build "$root" "$out/kvasir_${v}_amd64.deb" >/dev/null
-    size "$out/kvasir_${v}_amd64.deb" "$(glibc_newest "$file")"
+    dpkg-deb --root-owner-group --build "$root" "$out/kvasir_${v}_$debian.deb" >/dev/null
+    size "$out/kvasir_${v}_$debian.deb" "$(glibc_newest "$file")"
 }
 
 # ---- the program with its libraries
@@ -134,7 +149,7 @@ bundle() {
 }
 
 tar_() {
-    local name=kvasir-$version-linux-x86_64
+    local name=kvasir-$version-linux-$arch
     local root=$out/$name newest
     tree "$root"
     bundle "$root" lib
@@ -157,7 +172,7 @@ wheel() {
     if objdump -T "$root"/kvasir/lib/* | grep -q GLIBCXX_3.4.30; then
         newest=$(printf '%s\nGLIBC_2.35\n' "$newest" | sort -V | tail -n 1)
     fi
-    file=$(python3 scripts/package/wheel.py "$root" "${version/-dev/.dev0}" "${newest#GLIBC_}" $out)
+    file=$(python3 scripts/package/wheel.py "$root" "${version/-dev/.dev0}" "${newest#GLIBC_}" "$arch" $out)
     size "$file" "$newest"
 }
 

@@ -35,6 +35,7 @@ for config in release asan; do
     run "emulated $config" env HOST_FULL=1 make --no-print-directory CONFIG=$config ALL_HOST=1 test-cuda-host
 done
 run "device-check emulated" env OUT=build/device-check-emulated scripts/device-check.sh --emulated all
+run "arm64 emulated" scripts/arm.sh
 run "cache on disk" build/venv/bin/python tests/api/test_cache_soak.py --conversations 1000 --restarts 50
 for t in tests/api/test_*.py; do
     case $t in

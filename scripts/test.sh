@@ -4,6 +4,7 @@
 #     API tests and the OpenAI SDK over HTTP
 #   the CUDA kernels on the emulated device (plain, access checker), and compiled by nvcc where that is
 #     installed
+#   the ARM64 build under qemu: its bits are those of avx2
 #   address + undefined sanitizers: all suites; thread sanitizer: those that start threads
 #   the inputs of tests/fuzz with the address sanitizer
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
@@ -200,6 +201,7 @@ if [ "$quick" -eq 0 ]; then
     suite_start "suites asan" after "build asan" env KVASIR_TEST_SHORT=2 \
         TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time test_engine_golden test_engine_invariance \
         test_engine_towers test_fuzz_cache test_image_tiles" make --no-print-directory CONFIG=asan test
+    suite_start "arm64 emulated" once "build/release/libcore.a" scripts/arm.sh --brief
     suite_start "mutants" once "build/release/libserver.a build/release/libcore.a" tests/mutants/run.py
 fi
 suite_start "style" style

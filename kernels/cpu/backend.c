@@ -139,6 +139,7 @@ static enum be_result cpu__open(const struct be_params *p, struct backend **out)
 static void cpu__caps(const struct backend *b, struct be_caps *out)
 {
     *out = (struct be_caps){.name = b->name,
+                            .sums = b->kern->sums,
                             .device = b->device,
                             .threads = b->threads,
                             .host_memory = true,

@@ -1,6 +1,6 @@
-/* Which kernel sets this machine can run: from CPUID, the state that the operating system saves on a context
- * switch (XCR0), and for AMX the permission that Linux grants per process. Compiled without wider instruction
- * flags, so the check is always safe. */
+/* Which kernel sets this machine can run: on x86-64 from CPUID, the state that the operating system saves on
+ * a context switch (XCR0), and for AMX the permission that Linux grants per process. Compiled without wider
+ * instruction flags, so the check is always safe. */
 #include "kernels/cpu/internal.h"
 
 #if defined(__x86_64__)
@@ -50,6 +50,8 @@ static bool dispatch__amx(void)
     if ((d & need) != need || !(c & 1u << 1)) return false; /* AVX512_VBMI */
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_NUM, XFEATURE_XTILEDATA_NUM) == 0;
 }
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 const struct cpu_kernels *cpu_find_kernels(const char *name)
@@ -59,6 +61,10 @@ const struct cpu_kernels *cpu_find_kernels(const char *name)
     if ((any || !strcmp(name, "amx")) && dispatch__amx()) return &cpu_kernels_amx;
     if ((any || !strcmp(name, "avx512")) && dispatch__avx512()) return &cpu_kernels_avx512;
     if ((any || !strcmp(name, "avx2")) && dispatch__avx2()) return &cpu_kernels_avx2;
+#endif
+#if defined(__aarch64__)
+    if (any || !strcmp(name, "neon"))
+        return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? &cpu_kernels_neon_dot : &cpu_kernels_neon;
 #endif
     return any || !strcmp(name, "reference") ? &cpu_kernels_reference : NULL;
 }

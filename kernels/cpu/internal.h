@@ -16,8 +16,10 @@
  *   - its name in the lists: `cpu-kernels` in config/options.c, engine/inspect.c, docs/flags.md;
  *     tests/lib/backend_sets.c and TEST_SETS (every backend and engine test then runs it),
  *     tests/sim/test_fuzz_cache.c, tests/unit/kernels/test_cuda_cpu.c, tests/bench/bench_kernels.c
- * The rules for results are in kernels/backend.h (THE RULE). For another architecture (NEON) the Makefile
- * must also leave out the x86 files: it compiles every file of this folder. */
+ * The rules for results are in kernels/backend.h (THE RULE).
+ *
+ * On ARM64 the files of avx2 are the set `neon` (simd/lanes8.h); the Makefile leaves out those of avx512 and
+ * amx. */
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
@@ -92,7 +94,7 @@ typedef void cpu_transpose16_fn(const uint32_t *const src[16], size_t words, uin
 CPU_EACH_OP(CPU_OP)
 cpu_linear_fn ref_linear_bf16, ref_linear_f32, ref_linear_quants, avx2_linear_bf16, avx2_linear_f32,
     avx2_linear_quants, avx512_linear_bf16, avx512_linear_f32, avx512_linear_quants, amx_linear_bf16,
-    amx_linear_quants;
+    amx_linear_quants, neon_dot_linear_quants;
 cpu_attn_fn ref_attn, avx2_attn, avx512_attn, amx_attn_bf16; /* f32 and bf16, but for amx */
 cpu_peak_fn ref_peak, avx2_peak, avx512_peak_bf16, avx512_peak_f32, amx_peak_bf16;
 cpu_read_fn ref_read, avx2_read, avx512_read;
@@ -106,6 +108,7 @@ float ref_gelu_tanh(float z); /* linear/ref.c */
 struct linear_set;
 struct cpu_kernels {
     const char *name;
+    const char *sums; /* the set whose bits these are: its own name, but for neon */
     cpu_linear_fn *linear_bf16, *linear_f32, *linear_quants;
     cpu_attn_fn *attn_bf16, *attn_f32;
 #define CPU_FIELD(op, args) cpu_##op##_fn *op;
@@ -150,11 +153,12 @@ static inline void *cpu_thread_scratch(struct backend *b, uint32_t worker)
 
 extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_avx2;
+extern const struct cpu_kernels cpu_kernels_neon, cpu_kernels_neon_dot; /* of ARM64 */
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_linear_set_quants,
     avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_quants, amx_linear_set_bf16,
-    amx_linear_set_quants;
+    amx_linear_set_quants, neon_dot_linear_set_quants;
 
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);

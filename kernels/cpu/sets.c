@@ -11,6 +11,7 @@
 
 const struct cpu_kernels cpu_kernels_reference = {
     .name = "reference",
+    .sums = "reference",
     OPS(ref),
     .linear_bf16 = ref_linear_bf16,
     .linear_f32 = ref_linear_f32,
@@ -22,25 +23,25 @@ const struct cpu_kernels cpu_kernels_reference = {
     .read = ref_read,
 };
 
-const struct cpu_kernels cpu_kernels_avx2 = {
-    .name = "avx2",
-    OPS(avx2),
-    .linear_bf16 = avx2_linear_bf16,
-    .linear_f32 = avx2_linear_f32,
-    .linear_quants = avx2_linear_quants,
-    .attn_bf16 = avx2_attn,
-    .attn_f32 = avx2_attn,
-    .set_bf16 = &avx2_linear_set_bf16,
-    .set_f32 = &avx2_linear_set_f32,
-    .set_quants = &avx2_linear_set_quants,
-    .peak_bf16 = avx2_peak,
-    .peak_f32 = avx2_peak,
-    .read = avx2_read,
-    .transpose16 = avx2_transpose16,
-};
+/* One source, simd/lanes8.h, for x86-64's `avx2` and for ARM64's `neon`: their bits are equal. */
+#define LANES8(set, quants)                                                                                  \
+    {                                                                                                        \
+        .name = set, .sums = "avx2", OPS(avx2), .linear_bf16 = avx2_linear_bf16,                             \
+        .linear_f32 = avx2_linear_f32, .linear_quants = quants##_linear_quants, .attn_bf16 = avx2_attn,      \
+        .attn_f32 = avx2_attn, .set_bf16 = &avx2_linear_set_bf16, .set_f32 = &avx2_linear_set_f32,           \
+        .set_quants = &quants##_linear_set_quants, .peak_bf16 = avx2_peak, .peak_f32 = avx2_peak,            \
+        .read = avx2_read, .transpose16 = avx2_transpose16,                                                  \
+    }
+#if defined(__aarch64__)
+const struct cpu_kernels cpu_kernels_neon = LANES8("neon", avx2);
+const struct cpu_kernels cpu_kernels_neon_dot = LANES8("neon", neon_dot);
+#endif
 
+#if defined(__x86_64__)
+const struct cpu_kernels cpu_kernels_avx2 = LANES8("avx2", avx2);
 const struct cpu_kernels cpu_kernels_avx512 = {
     .name = "avx512",
+    .sums = "avx512",
     OPS(avx512),
     .linear_bf16 = avx512_linear_bf16,
     .linear_f32 = avx512_linear_f32,
@@ -58,6 +59,7 @@ const struct cpu_kernels cpu_kernels_avx512 = {
 
 const struct cpu_kernels cpu_kernels_amx = {
     .name = "amx",
+    .sums = "amx",
     OPS(avx512),
     .linear_bf16 = amx_linear_bf16,
     .linear_f32 = avx512_linear_f32,
@@ -72,3 +74,4 @@ const struct cpu_kernels cpu_kernels_amx = {
     .read = avx512_read,
     .transpose16 = avx512_transpose16,
 };
+#endif

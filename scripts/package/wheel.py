@@ -1,5 +1,5 @@
-"""Packs DIR, which has the package kvasir, as a wheel: wheel.py DIR VERSION GLIBC OUT; prints its path. A
-wheel is a zip archive with a list of its files (PyPA's binary distribution format)."""
+"""Packs DIR, which has the package kvasir, as a wheel: wheel.py DIR VERSION GLIBC ARCH OUT; prints its
+path. A wheel is a zip archive with a list of its files (PyPA's binary distribution format)."""
 import base64
 import hashlib
 import os
@@ -7,8 +7,8 @@ import stat
 import sys
 import zipfile
 
-root, version, glibc, out = sys.argv[1:]
-tag = f"py3-none-manylinux_{glibc.replace('.', '_')}_x86_64"
+root, version, glibc, arch, out = sys.argv[1:]
+tag = f"py3-none-manylinux_{glibc.replace('.', '_')}_{arch}"
 info = f"kvasir-{version}.dist-info"
 metadata = f"""Metadata-Version: 2.1
 Name: kvasir

@@ -246,7 +246,7 @@ static void bench_attention(struct backend *b, enum be_dtype act, const struct a
 
 int main(int argc, char **argv)
 {
-    static const char *sets[] = {"amx", "avx512", "avx2", "reference"};
+    static const char *sets[] = {"amx", "avx512", "avx2", "neon", "reference"};
     const char *want = argc > 1 ? argv[1] : "all";
     enum be_dtype act = argc > 2 && !strcmp(argv[2], "f32") ? BE_F32 : BE_BF16;
     uint32_t threads = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0,

@@ -14,7 +14,7 @@
 /* Present if the emulated device is linked in. */
 const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
 
-const char *backend_sets[TEST_SETS] = {"reference", "avx2", "avx512", "amx"};
+const char *backend_sets[TEST_SETS] = {"reference", "avx2", "avx512", "amx", "neon"};
 static const struct be_ops *table;
 static bool on_device;
 

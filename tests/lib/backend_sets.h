@@ -12,7 +12,7 @@
  * missing. */
 void test_backend_args(int *argc, char **argv);
 
-#define TEST_SETS 4
+#define TEST_SETS 5
 extern const char *backend_sets[TEST_SETS]; /* the sets' names, "reference" first; on the device "cuda", and
                                                names that nobody has */
 bool test_on_cpu(void);

@@ -1327,9 +1327,9 @@ static uint32_t find_models(const struct fuzz_options *o)
     return all;
 }
 
-static uint32_t find_sets(const struct fuzz_options *o, const char *sets[4])
+static uint32_t find_sets(const struct fuzz_options *o, const char *sets[5])
 {
-    static const char *const all[] = {"amx", "avx512", "avx2", "reference"};
+    static const char *const all[] = {"amx", "avx512", "avx2", "neon", "reference"};
     uint32_t n = 0;
     for (uint32_t i = 0; i < 4; i++)
         if (be_cpu_has(all[i]) && (!o->kernels || strcmp(o->kernels, all[i]) == 0)) sets[n++] = all[i];
@@ -1338,7 +1338,7 @@ static uint32_t find_sets(const struct fuzz_options *o, const char *sets[4])
 }
 
 /* Every checkpoint meets every set; the reference, by far the slowest, half as often. */
-static const char *set_of(uint32_t round, const char *sets[4], uint32_t n)
+static const char *set_of(uint32_t round, const char *sets[5], uint32_t n)
 {
     uint32_t k = round % (2 * n - 1);
     return sets[k < n - 1 ? k : k - (n - 1)];
@@ -1398,7 +1398,7 @@ static uint64_t fuzz(const struct fuzz_options *o, bool print, uint32_t *last)
 {
     static struct totals by_model[MODELS_MAX];
     struct totals all = {0};
-    const char *sets[4];
+    const char *sets[5];
     uint32_t n = find_models(o), set_count = find_sets(o, sets),
              instances = (o->requests + PER_INSTANCE - 1) / PER_INSTANCE;
     memset(by_model, 0, sizeof by_model);

@@ -92,7 +92,7 @@ void avx2_linear_f32(struct backend *b, const struct be_linear_args *a)
 Y_INLINE __m256 y__peak_step(__m256 s, __m256 w)
 {
     s = _mm256_fmadd_ps(w, w, s);
-    __asm__ volatile("" : "+x"(s)); /* the chain may not be shortened */
+    V8_KEEP(s); /* the chain may not be shortened */
     return s;
 }
 

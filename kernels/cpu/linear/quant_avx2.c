@@ -102,7 +102,7 @@ Y_INLINE __m256i p__bit(__m256i v, const char *p, uint32_t from, const uint32_t 
  * constants. */
 Y_INLINE __m256i p__bytes(const char *at, uint32_t i, const uint8_t *values, const uint32_t bits)
 {
-    const __m256i low = _mm256_set1_epi8(15), less = _mm256_set1_epi8(-128);
+    const __m256i low = _mm256_set1_epi8(15), less = _mm256_set1_epi8((char)-128);
     __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * (bits == 8 ? i : i % 4)));
     if (bits == 8) return _mm256_xor_si256(v, less);
     v = _mm256_and_si256(i < 4 ? v : _mm256_srli_epi16(v, 4), low);
@@ -115,6 +115,11 @@ Y_INLINE __m256i p__bytes(const char *at, uint32_t i, const uint8_t *values, con
 /* `dot` and the products of n vectors with a row's quants at x; n and bits are constants. */
 Y_INLINE __m256i p__dot(__m256i dot, const __m256i *v, const char *x, const uint32_t n, const uint32_t bits)
 {
+#if defined(__aarch64__) /* quants of few bits are signed, too */
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n; i++) dot = v8_dot(dot, v[i], p__four(x + 4 * i));
+    (void)bits;
+#else
     /* of this many vectors: 4 * 2 * 31 * 127 < 1 << 15 */
     const uint32_t together = bits == 8 ? 1 : bits == 6 ? 2 : bits == 5 ? 4 : 8;
 #pragma GCC unroll 8
@@ -126,6 +131,7 @@ Y_INLINE __m256i p__dot(__m256i dot, const __m256i *v, const char *x, const uint
             sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(v[k], p__four(x + 4 * k)));
         dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
     }
+#endif
     return dot;
 }
 
@@ -147,7 +153,7 @@ Y_INLINE void p__rows(const struct linear_job *j, uint32_t pair, uint32_t row, u
 #pragma GCC unroll 8
             for (uint32_t i = 0; i < 8; i++) {
                 v[i] = p__bytes(b + quants + c / 2 * 64 * bits + c % 2 * 32, i, values, bits);
-                __asm__ volatile("" : "+x"(v[i])); /* or gcc recomputes them for each row */
+                V8_KEEP(v[i]); /* or gcc recomputes them for each row */
             }
             for (uint32_t g = 0; g < groups; g++) {
                 scale[g] = p__halves(b + 64 * g + 16 * c);

@@ -8,7 +8,8 @@
 #ifndef KVASIR_CPU_MUL_AVX2_H
 #define KVASIR_CPU_MUL_AVX2_H
 
-#include <immintrin.h>
+#include "kernels/cpu/simd/lanes8.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,16 +34,26 @@ struct mul_avx2 {
  * multiply-add form spills some of the twelve sums: their chains then wait for stores. */
 MUL_INLINE void mul__two(__m256 *s0, __m256 *s1, const float *x, __m256 w0, __m256 w1)
 {
+#if defined(__aarch64__)
+    __m256 v = _mm256_set1_ps(*x);
+    *s0 = _mm256_fmadd_ps(v, w0, *s0);
+    *s1 = _mm256_fmadd_ps(v, w1, *s1);
+#else
     __m256 v;
     __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
             : "+x"(*s0), "+x"(*s1), "=&x"(v)
             : "m"(*x), "x"(w0), "x"(w1));
+#endif
 }
 
 MUL_INLINE void mul__one(__m256 *s, const float *x, __m256 w)
 {
+#if defined(__aarch64__)
+    *s = _mm256_fmadd_ps(_mm256_set1_ps(*x), w, *s);
+#else
     __m256 v;
     __asm__("vbroadcastss %2, %1\n\tvfmadd231ps %3, %1, %0" : "+x"(*s), "=&x"(v) : "m"(*x), "x"(w));
+#endif
 }
 
 /* 8 columns of a line; of bf16 their even or odd k. */

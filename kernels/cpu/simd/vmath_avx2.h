@@ -4,9 +4,9 @@
 #ifndef KVASIR_CPU_VMATH_AVX2_H
 #define KVASIR_CPU_VMATH_AVX2_H
 
+#include "kernels/cpu/simd/lanes8.h"
 #include "kernels/cpu/simd/poly.h"
 
-#include <immintrin.h>
 #include <stdint.h>
 
 static inline __attribute__((always_inline)) __m256 v8_poly(const float *p, const unsigned n, __m256 x)

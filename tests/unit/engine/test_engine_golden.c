@@ -17,6 +17,7 @@
 #include "tests/lib/selectors.h"
 #include "tests/lib/test_images.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,7 +40,18 @@ struct compare {
     uint64_t count;
     uint32_t worst_row, rows, whole_rows;
     uint32_t first, end; /* rows that are looked at */
+    uint64_t bits;       /* digest (FNV-1a) of all log-probs, which scripts/arm.sh compares */
 };
+
+static void note_bits(struct compare *k, const float *logits, uint32_t n, double lse)
+{
+    for (uint32_t i = 0; i <= n; i++) {
+        uint64_t u = 0;
+        if (i < n) memcpy(&u, &logits[i], sizeof *logits);
+        else memcpy(&u, &lse, sizeof lse);
+        k->bits = (k->bits ^ u) * 0x100000001b3u;
+    }
+}
 
 static void note(struct compare *k, double delta, uint32_t row, bool said)
 {
@@ -98,6 +110,7 @@ static void compare_logits(struct compare *k, uint32_t from, uint32_t n)
         uint32_t follows = row + 1 < c->prompt_count ? c->prompt[row + 1]
                            : row + 1 < total         ? c->greedy[row + 1 - c->prompt_count]
                                                      : UINT32_MAX;
+        note_bits(k, logits + (size_t)i * c->vocab, c->vocab, (double)stats[i].lse);
         compare_row(k, logits + (size_t)i * c->vocab, (double)stats[i].lse, row, follows);
         k->rows++;
     }
@@ -186,7 +199,7 @@ static bool greedy_equal(const struct golden_case *c, const struct mini_seq *s, 
 static bool run_case(struct engine *e, const struct golden_case *c, bool f32, double mean, const char *set)
 {
     struct mini_sched m;
-    struct compare k = {.e = e, .c = c};
+    struct compare k = {.e = e, .c = c, .bits = 0xcbf29ce484222325u};
     check_pixels(e, c);
     mini_init(&m, e);
     m.after_step = after_step;
@@ -209,7 +222,7 @@ static bool run_case(struct engine *e, const struct golden_case *c, bool f32, do
            f32 ? "f32 " : "bf16", k.max, k.sum / (double)k.count, k.said_max);
     if (c->logprobs_bf16)
         printf("   (transformers bf16: max %.2e mean %.2e)", k.low_max, k.low_sum / (double)k.count);
-    printf("\n");
+    printf(", bits %016" PRIx64 "\n", k.bits);
     assert_int_equal(k.rows, c->prompt_count + c->greedy_count);
     assert_int_equal(k.whole_rows, c->row_count);
     bool close =

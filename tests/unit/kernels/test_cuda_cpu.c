@@ -190,7 +190,7 @@ static struct delta scores_delta(const struct scores *a, const struct scores *b)
 
 static const char *best_set(void)
 {
-    static const char *const sets[] = {"amx", "avx512", "avx2"};
+    static const char *const sets[] = {"amx", "avx512", "avx2", "neon"};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
         if (be_cpu_has(sets[i])) return sets[i];
     return "reference";
