@@ -5,15 +5,19 @@
 # usage: run_tests.sh OUT_DIR TEST...
 # A program that passed before and hasn't changed is only counted (scripts/unchanged.sh).
 # Environment: TEST_TIMEOUT seconds, default 600; TEST_SKIP: names that are left out; TEST_JOBS: how many at a
-# time, default nproc; TEST_FULL: those that begin with it run without KVASIR_TEST_SHORT.
+# time, default nproc; TEST_FULL: those that begin with it run without KVASIR_TEST_SHORT; TEST_PARTS:
+# PROGRAM:PATTERN, of that program only the tests of these names.
 long="test_engine_invariance test_backend_attn test_fuzz_cache test_known_failures test_backend_linear"
 one() { # one OUT_DIR TEST: its report is printed in one piece
     name=$(basename "$2")
     log="$1/tests/$name.log"
     began=$(date +%s)
     case $name in "${TEST_FULL:-none}"*) unset KVASIR_TEST_SHORT ;; esac
+    for part in ${TEST_PARTS:-}; do
+        [ "${part%%:*}" != "$name" ] || export TEST_ONLY="${part#*:}"
+    done
     if unchanged "$1/tests/$name.passed" "$2" "${KVASIR_TEST_SHORT:-}" "${KVASIR_TEST_SETS:-}" \
-        "${GOLDEN_VARIANT:-}"; then
+        "${GOLDEN_VARIANT:-}" "${TEST_ONLY:-}"; then
         echo "ok   $name (unchanged)"
     elif timeout "${TEST_TIMEOUT:-600}" "$2" >"$log" 2>&1; then
         # of the program, user and system seconds on all cores

@@ -162,10 +162,14 @@ fi
 export UBSAN_OPTIONS=print_stacktrace=1 TEST_TIMEOUT=900 WERROR=1
 venv >build/logs/venv.log 2>&1 & # waits for the network
 venv_pid=$!
-# What doesn't calculate runs once, with the address sanitizer; with --quick in this build.
+# What judges kernels, and what calculates most; all others run once, with the address sanitizer. With --quick
+# all of them run in this build.
+calculates="sim_fleet sim_hitrate sim_sched sim_step_time test_engine_golden test_engine_invariance
+    test_engine_towers test_fuzz_cache"
+calculates=$(echo "$calculates" | xargs)
 only=
-[ "$quick" -eq 1 ] || only=$(find tests/unit/kernels tests/unit/engine tests/sim tests/bench -name '*_*.c' \
-    -exec basename {} .c \; | grep -E '^(test|sim|bench)_' | xargs)
+[ "$quick" -eq 1 ] || only="$calculates $(find tests/unit/kernels tests/bench -name '*_*.c' \
+    -exec basename {} .c \; | xargs)"
 step "build release" make -j"$jobs" ONLY="$only" all tests
 step "python venv with the OpenAI SDK" venv_done
 if [ "$quick" -eq 0 ]; then
@@ -182,10 +186,11 @@ first="test_page test_page_content test_page_cache"
 [ "$quick" -eq 1 ] && first="test_process test_remote_media test_hub" && TEST_JOBS=2
 start_api() { # start_api NAME
     case $1 in
-    test_second_image) suite_start "api $1" api "$1" build/release/kvasir --pairs 60 --qwen_pairs 40 ;;
-    test_demo) suite_start "api $1" api "$1" build/release/kvasir --single 150 --pairs 60 --turns 200 ;;
-    test_memory) suite_start "api $1" api "$1" build/release/kvasir --requests 500 ;;
-    test_costly_grammars) suite_start "api $1" api "$1" build/release/kvasir --every 4 --forms 20 ;;
+    test_second_image) suite_start "api $1" api "$1" build/release/kvasir --pairs 30 --qwen_pairs 20 ;;
+    test_demo) suite_start "api $1" api "$1" build/release/kvasir --single 100 --pairs 40 --turns 100 ;;
+    test_memory) suite_start "api $1" api "$1" build/release/kvasir --requests 300 ;;
+    test_bodies) suite_start "api $1" api "$1" build/release/kvasir --every 5 ;;
+    test_costly_grammars) suite_start "api $1" api "$1" build/release/kvasir --every 8 --forms 10 ;;
     *) suite_start "api $1" api "$1" build/release/kvasir ;;
     esac
 }
@@ -199,8 +204,7 @@ if [ "$quick" -eq 0 ]; then
     suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory test-cuda-host
     # What is left out runs code that the other tests have run, far more often: scripts/soak.sh.
     suite_start "suites asan" after "build asan" env KVASIR_TEST_SHORT=2 \
-        TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time test_engine_golden test_engine_invariance \
-        test_engine_towers test_fuzz_cache test_image_tiles" make --no-print-directory CONFIG=asan test
+        TEST_SKIP="$calculates test_image_tiles" make --no-print-directory CONFIG=asan test
     suite_start "arm64 emulated" once "build/release/libcore.a" scripts/arm.sh --brief
     suite_start "mutants" once "build/release/libserver.a build/release/libcore.a" tests/mutants/run.py
 fi
@@ -234,7 +238,8 @@ if [ "$quick" -eq 0 ]; then
         suite_start "asan api $t" after "build asan" api $t build/asan/kvasir
     done
     suite_start "suites tsan" after "build tsan" env KVASIR_TEST_SHORT=2 KVASIR_TEST_SETS=best \
-        GOLDEN_VARIANT=vision_bf16 make --no-print-directory CONFIG=tsan ONLY="$threads" test
+        GOLDEN_VARIANT=vision_bf16 TEST_PARTS="test_template:shared_by_threads test_engine_open:test_unseen" \
+        make --no-print-directory CONFIG=tsan ONLY="$threads" test
     suite_start "fuzzers" after "build asan" scripts/fuzz.sh --replay
 fi
 suites_end

@@ -161,7 +161,7 @@ def crowd(args):
     # What as many clients without constraints do to it: they share the cores with this test.
     stream.take()
     plain = {"prompt": "a", "max_tokens": 20, "temperature": 1, "seed": 1, "ignore_eos": True}
-    in_a_crowd(server, [plain] * 1000, args.clients)
+    in_a_crowd(server, [plain] * 400, args.clients)
     beside_plain = stream.take()
     over, healths, chats = threading.Event(), [], []
     beside = [

@@ -72,13 +72,13 @@ bool test_takes(size_t i, size_t set)
 {
     size_t sets = 0, at = 0;
     if (!test_has(backend_sets[set])) return false;
-    if (!test_briefly() || getenv("GOLDEN_VARIANT")) return true;
+    if (!getenv("KVASIR_TEST_SHORT") || getenv("GOLDEN_VARIANT")) return true;
     for (size_t k = 0; k < TEST_SETS; k++) {
         if (!test_has(backend_sets[k])) continue;
         if (k < set) at++;
         sets++;
     }
-    return i % sets == at;
+    return test_briefly() ? i % sets == at : set > 0 || sets == 1 || i % 3 == 0;
 }
 
 bool test_on_cpu(void)

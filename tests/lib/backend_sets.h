@@ -33,7 +33,8 @@ const char *test_engine_kernels(const char *set);
 /* KVASIR_TEST_SHORT=2: for sanitizers: runs the operations, results are judged elsewhere. 3: the same in the
  * smallest sizes, for slow tools (compute-sanitizer's racecheck). */
 bool test_briefly(void);
-/* Whether case i of a table runs on a set that this CPU has: on all; briefly on one of them, in turn. */
+/* Whether case i of a table runs on a set that this CPU has: on all; in short one in three on the slow
+ * reference; briefly each on one of them, in turn. */
 bool test_takes(size_t i, size_t set);
 bool test_in_small(void);
 

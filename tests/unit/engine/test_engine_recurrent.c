@@ -175,7 +175,7 @@ static void one_variant(const char *variant, const char *set)
     void *states[SEQS];
     run(e, plain, SEQS, NULL, 0);
     for (uint32_t i = 0; i < SEQS; i++) states[i] = state_of(e, &plain[i]);
-    for (uint64_t seed = 1; seed <= (BACKEND_ON_CPU ? 3 : 1); seed++) {
+    for (uint64_t seed = 1; seed <= (BACKEND_ON_CPU && !test_briefly() ? 3 : 1); seed++) {
         run(e, drafted, SEQS, plain, seed);
         for (uint32_t i = 0; i < SEQS; i++) {
             void *state = state_of(e, &drafted[i]);

@@ -209,7 +209,7 @@ static void test_costs(void **state)
     (void)state;
     json_error_t where;
     json_t *list = json_load_file(LIST, 0, &where), *one;
-    size_t i, refused = 0, every = getenv("KVASIR_TEST_SHORT") ? 3 : 1;
+    size_t i, refused = 0, every = getenv("KVASIR_TEST_SHORT") ? 5 : 1;
     assert_non_null(list);
     assert_true(json_array_size(list) >= 44);
     seed_now = 1;
