@@ -20,6 +20,11 @@ enum {
     STEP_FIXED_ROWS = 20, /* fixed cost of a step, in rows */
 };
 
+static bool background(const struct sequence *q)
+{
+    return q && q->req.priority == SCHED_BACKGROUND;
+}
+
 /* What a tenant has; ordered. */
 struct claim {
     uint32_t running;
@@ -55,6 +60,7 @@ static bool served_run(const struct scheduler *s, uint64_t least, uint64_t most)
 {
     const struct sequence *looked_up = NULL;
     for (const struct sequence *q = s->running.head; q; q = q->next) {
+        if (background(q)) break; /* the rest of the list is */
         if (looked_up && looked_up->req.tenant == q->req.tenant) continue;
         uint64_t served = tenants_served(s->tenants, q->req.tenant);
         if (served >= least && served < most) return true;
@@ -153,6 +159,7 @@ struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *
     int64_t priority = q ? q->req.priority : s->running.tail->req.priority;
     if (q) ours = claim_of(s, q->req.tenant);
     for (struct sequence *r = s->running.tail; r && r->req.priority >= priority; r = r->prev) {
+        if (q && background(r) && !background(q)) return r;
         if (q && r->req.tenant == q->req.tenant) continue;
         if (!looked_up || looked_up->req.tenant != r->req.tenant) {
             theirs = claim_of(s, r->req.tenant);
@@ -172,4 +179,32 @@ struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *
 bool sched__short_runs(const struct scheduler *s)
 {
     return tenants_active(s->tenants) > 1 && served_run(s, 0, SHORT);
+}
+
+/* ---- background sequences ---- */
+
+/* While others run, they get little of each step (scheduler/plan.c). Every so many turns one is theirs as
+ * well, so that they end however many others run, and of the others' tokens fewer than one in a hundred are
+ * late. */
+#define BACKGROUND_TURNS 128u
+
+void sched__yield(struct scheduler *s)
+{
+    bool both = background(s->running.tail) && !background(s->running.head);
+    s->yields = both && s->turn - s->background_turn < BACKGROUND_TURNS;
+    if (!s->yields) s->background_turn = s->turn;
+    s->spare_us = 0;
+}
+
+bool sched__yields(const struct scheduler *s, const struct sequence *q)
+{
+    return s->yields && background(q);
+}
+
+uint32_t sched__left_out(const struct scheduler *s)
+{
+    uint32_t n = 0;
+    if (!s->yields || s->turn + 1 - s->background_turn >= BACKGROUND_TURNS) return 0;
+    for (const struct sequence *q = s->running.tail; background(q); q = q->prev) n += !q->chunk_tokens;
+    return n;
 }

@@ -262,7 +262,7 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
         uint32_t i = needed_image(q);
-        if (i == needed_end(q) || q->failure[0]) continue;
+        if (i == needed_end(q) || q->failure[0] || sched__yields(s, q)) continue;
         enum feature_state state = features_state(q->features[i].entry);
         if (state == FEATURES_LOADING || (state == FEATURES_EMPTY && !pixels_of(q, i))) continue;
         *image = i;
@@ -292,9 +292,13 @@ bool sched__encode_slice(struct scheduler *s)
 {
     s->slice_us = 0;
     struct open_images open = {0};
-    for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
-    for (struct sequence *q = s->running.head; q; q = q->next)
+    /* Images of background sequences keep nobody from requesting theirs. */
+    const struct sequence *counted = s->running.head;
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        for (; counted && (!sched__yields(s, counted) || sched__yields(s, q)); counted = counted->next)
+            count_open(counted, &open);
         if (!look_ahead(s, q, &open)) fail(s, q, "out of memory for image features");
+    }
     uint32_t image;
     struct sequence *q = find_encodable(s, &image);
     if (!q) return false;

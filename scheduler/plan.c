@@ -17,6 +17,9 @@
  * comparisons with all running ones. */
 enum { PREFIX_INFLIGHT_MAX = 16 };
 
+/* The part that background sequences may add to the time of a step while they yield. */
+#define BACKGROUND_PART 0.1
+
 void sched__running_remove(struct scheduler *s, struct sequence *q)
 {
     sched__list_remove(&s->running, q);
@@ -171,6 +174,7 @@ static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t
     if (save < soft) soft = save;
     uint32_t n = chunk_of(q, soft < hard ? soft : hard, &span);
     if (n == 0 && span > 0) {
+        if (sched__yields(s, q)) return 0; /* it is more than the spare time */
         if (span > hard) {
             if (s->step->tokens > 0) s->wide = q;
             return 0;
@@ -243,11 +247,28 @@ uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t 
     return n && add_chunk(s, q, n) ? n : 0;
 }
 
+/* The time that is planned so far. */
+static double planned_us(const struct scheduler *s)
+{
+    struct step_load l = {{0}};
+    for (uint32_t i = 0; i < s->step->count; i++)
+        step_load_add(&s->cost, &l, s->step->seqs[i]->position, s->step->seqs[i]->chunk_tokens, true);
+    return step_cost_us(&s->cost, &l);
+}
+
 static void plan_decodes(struct scheduler *s)
 {
+    bool first = true;
     sched__speculate(s);
     for (struct sequence *q = s->running.head; q;) {
         if (s->step->count == s->caps.sequences_max || s->step->tokens == s->caps.batch_tokens_max) return;
+        if (sched__yields(s, q)) {
+            if (first && s->step->count && s->opt.step_us) s->spare_us = planned_us(s) * BACKGROUND_PART;
+            first = false;
+            double us = step_cost_chunk_us(&s->cost, q->position, 1 + q->proposed, true);
+            if (sched__decodes(q) && us > s->spare_us) return;
+            if (sched__decodes(q)) s->spare_us -= us;
+        }
         if (q->chunk_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
             q = q->next;
             continue;
@@ -265,15 +286,12 @@ static double prefill_budget(struct scheduler *s)
     uint32_t rows = s->caps.batch_tokens_max - s->step->tokens;
     s->step_rows = s->caps.batch_tokens_max;
     if (!s->opt.step_us) return rows;
-    struct step_load l = {{0}};
-    for (uint32_t i = 0; i < s->step->count; i++)
-        step_load_add(&s->cost, &l, s->step->seqs[i]->position, s->step->seqs[i]->chunk_tokens, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
     /* Prefills get at least as much time as a step's fixed cost, as weights read for one row serve more; not
      * while a tenant with few tokens waits for the step's end. */
     bool brief = sched__short_runs(s);
     double step = (double)s->opt.step_us * (brief ? SHORT_PART : 1), fixed = s->cost.us[STEP_FIXED];
-    double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
+    double left = step - s->slice_us - fmax(planned_us(s), fixed);
     left = fmax(left, fmax(step / PREFILL_PART, brief ? 0 : fixed));
     double full = rows * s->cost.us[STEP_ROWS]; /* so that a limit of rows is divided, too */
     return full > 0 && full < left ? full : left;

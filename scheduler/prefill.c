@@ -151,6 +151,8 @@ void sched__plan_prefills(struct scheduler *s, double budget)
                               false); /* a tiny rest is not worth a chunk, nor a lower priority's turn */
     s->turn++;
     for (struct sequence *q = s->running.head, *end; q && (budget == all || budget > least); q = end) {
+        if (sched__yields(s, q)) budget = fmin(budget, s->spare_us);
+        if (sched__yields(s, q) && budget <= least) return;
         uint32_t n = collect(s, q, &end);
         if (n) budget -= divide(s, n, budget);
         if (end && end->state != SEQ_RUNNING) return; /* it was preempted: the list has changed */

@@ -78,6 +78,10 @@ enum seq_end {
     SEQ_ENDS        /* how many there are */
 };
 
+/* The priority of work that nobody waits for: it takes what others leave of the steps (scheduler/plan.c), and
+ * gives up its place to any of them. */
+#define SCHED_BACKGROUND INT64_MAX
+
 /* What becomes of the head's input at the prompt's tokens, for embeddings. */
 enum sched_pooling {
     POOL_NONE = 0,

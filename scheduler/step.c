@@ -490,7 +490,7 @@ static bool goes_on(struct scheduler *s)
         if (!engine_draws(s->engine, &f->chunks[i])) return false;
         running += q != NULL;
     }
-    return running == s->running.count && !sched__may_admit(s);
+    return running + sched__left_out(s) == s->running.count && !sched__may_admit(s);
 }
 
 static void fill_ahead(const struct scheduler *s, const struct sequence *q, uint32_t after,
@@ -610,12 +610,18 @@ static bool plan_step(struct scheduler *s, uint64_t now_us)
     if (s->image_failed) end_unwanted(s, now_us);
     if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
+    sched__yield(s);
     publish(s); /* the watchdog must see the work while it runs */
     /* One slice of an image per turn: decodes, cancels and new requests are handled between slices. */
     if (sched__encode_slice(s)) worked = true;
     if (s->image_failed) worked |= end_unwanted(s, now_us);
     s->image_failed = false;
     sched__plan(s, now_us);
+    if (s->yields && !s->step->count && !worked) { /* the others wait for something */
+        s->yields = false;
+        worked = sched__encode_slice(s);
+        sched__plan(s, now_us);
+    }
     if (s->mask_failed) {
         end_constrained(s, now_us);
         worked = true;
