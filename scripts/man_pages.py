@@ -15,6 +15,7 @@ COMMANDS = {
     "rm": "remove a downloaded model",
     "cache": "list, verify or prune the directory of --cache-dir",
     "ready": "exit with 0 if the server on this machine is ready",
+    "run-batch": "answer the requests of a file",
     "bench": "benchmark the engine offline",
     "version": "print the version",
 }

@@ -17,6 +17,7 @@
 #include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
+#include "server/jobs/jobs.h"
 
 #include <sodium.h>
 #include <stdio.h>
@@ -208,7 +209,8 @@ enum status model_load(const struct options *o, const char *dir, struct adapters
     if (!st) st = embed_pairs_load(m, o->chat_template != NULL, err);
     if (st) return st;
     m->embedding_width = m->pooling->width;
-    struct sched_options so = {.queue_max = 2 * (uint32_t)o->max_queue, /* server_queue_admits */
+    struct sched_options so = {.queue_max = 2 * (uint32_t)o->max_queue +
+                                            (o->data_dir ? JOBS_OPEN : 0), /* server_queue_admits */
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
                                .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = !o->prefix_cache,

@@ -33,7 +33,7 @@ static const struct route *passed_on(const struct request *r, const struct route
     static void (*const own[])(struct request * r) = {
         api_models_start,      api_model_start,     api_models_load_start, api_models_unload_start,
         api_ollama_tags_start, api_ollama_ps_start, api_drop_start};
-    if (!r->srv->front || !(route->needs & ROUTE_AUTH)) return route;
+    if (!r->srv->front || !(route->needs & ROUTE_AUTH) || route->needs & ROUTE_DATA) return route;
     if (route->start == api_responses_start && r->http.method == M_GET) return route; /* a WebSocket opens */
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         if (route->start == own[i]) return route;
@@ -95,7 +95,7 @@ static bool queue_ok(struct request *r)
 {
     struct server *s = r->srv;
     struct sched_stats st;
-    if (s->front || server_queue_admits(s, r->response.share)) return true;
+    if (s->front || server_queue_admits(s, r->response.share, r->http.inside)) return true;
     share_refused(r->response.share, SHARE_QUEUE);
     sched_stats(s->ctx.model->sched, &st);
     (void)api_fail_status(&r->response.error, ST_AGAIN, NULL, NULL);
@@ -136,11 +136,11 @@ static bool type_ok(struct request *r)
 static bool size_ok(struct request *r)
 {
     const char *length = http_message_header(&r->http, "Content-Length");
-    if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->ctx.opt->max_body_bytes)) {
+    uint64_t most = r->route->needs & ROUTE_UPLOAD ? LIMIT_UPLOAD_BYTES : r->srv->ctx.opt->max_body_bytes;
+    if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > most)) {
         r->http.close_after = true;
         (void)api_fail(&r->response.error, 413, "request_too_large", NULL,
-                       "The request body is larger than %llu bytes.",
-                       (unsigned long long)r->srv->ctx.opt->max_body_bytes);
+                       "The request body is larger than %llu bytes.", (unsigned long long)most);
         return false;
     }
     return true;
@@ -150,6 +150,8 @@ static const char *allow_text(unsigned methods)
 {
     switch (methods) {
     case M_POST: return "POST, OPTIONS";
+    case M_GET | M_POST: return "GET, POST, OPTIONS";
+    case M_GET | M_DELETE: return "GET, DELETE, OPTIONS";
     case M_GET | M_HEAD: return "GET, HEAD, OPTIONS";
     case M_GET | M_POST | M_DELETE: return "GET, POST, DELETE, OPTIONS";
     default: return "GET, HEAD, POST, OPTIONS";
@@ -197,7 +199,7 @@ bool routes_admit(struct request *r)
     root_strip(r);
     r->response.shape = error_shape(r);
     r->stream.lines = r->response.shape == ERROR_OLLAMA;
-    if (!origin_admit(r)) return false;
+    if (!r->http.inside && !origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* With a wrong key, clients can't learn which paths exist. */
@@ -217,6 +219,11 @@ bool routes_admit(struct request *r)
     r->route = route = passed_on(r, route);
     if (!(route->methods & r->http.method)) {
         request_wrong_method(r, allow_text(route->methods));
+        return false;
+    }
+    if (route->needs & ROUTE_DATA && !r->srv->jobs) {
+        (void)api_fail(&r->response.error, 501, "not_enabled", NULL,
+                       "This server keeps no files and runs no batches: start it with --data-dir DIR.");
         return false;
     }
     if (route->needs & ROUTE_READY && !ready_ok(r)) return false;

@@ -25,6 +25,8 @@
 #include "server/hub/hub.h"
 #include "server/model_load.h"
 #include "server/auth.h"
+#include "server/api/api.h"
+#include "server/jobs/jobs.h"
 #include "server/routes.h"
 
 #include <errno.h>
@@ -100,6 +102,7 @@ static void phase_set(struct process *p, enum server_phase phase)
     h->phase = phase;
     p->phase_us = now_us();
     if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", p->srv.load);
+    if (phase >= SRV_DRAINING) jobs_stop(p->srv.jobs);
     if (phase >= SRV_DRAINING) conn_listen_stop(&p->loop);
 }
 
@@ -107,6 +110,12 @@ static void phase_set(struct process *p, enum server_phase phase)
 static void ready_say(struct process *p)
 {
     if (!p->ready_said) p->ready_said = log_print(STDOUT_FILENO, "kvasir: listening on %s\n", p->loop.url);
+}
+
+static void batches_start(struct server *s)
+{
+    struct err err;
+    if (s->jobs && jobs_start(s->jobs, &err)) log_error("--data-dir: no batch runs: %s", err.msg);
 }
 
 static void loaded_event(uv_async_t *a)
@@ -130,6 +139,7 @@ static void loaded_event(uv_async_t *a)
              (unsigned long long)(s->ctx.model->caps.arena_grains * s->ctx.model->caps.grain_bytes >> 20),
              (unsigned long long)(s->ctx.opt->encoder_cache_memory >> 20));
     if (s->health.phase != SRV_LOADING) return;
+    batches_start(s);
     phase_set(p, SRV_READY);
     ready_say(p);
 }
@@ -308,6 +318,20 @@ static enum status media_open(struct process *p, struct err *err)
                           &s->ctx.fetcher, err);
 }
 
+static enum status data_open(struct process *p, struct err *err)
+{
+    const struct options *o = p->srv.ctx.opt;
+    if (!o->data_dir || o->behind_front) return ST_OK;
+    return jobs_open(&(struct jobs_options){.dir = o->data_dir,
+                                            .quota = o->data_quota,
+                                            .line_max = o->max_body_bytes,
+                                            .open = o->max_sequences && o->max_sequences < JOBS_OPEN
+                                                        ? (uint32_t)o->max_sequences
+                                                        : JOBS_OPEN,
+                                            .socket = p->loop.inside},
+                     &p->srv.jobs, err);
+}
+
 static enum status events_take(struct process *p, struct err *err)
 {
     uv_loop_t *uv = &p->loop.uv;
@@ -350,6 +374,7 @@ static void server_end(struct process *p)
     fetcher_destroy(s->ctx.fetcher);
     local_dir_close(s->ctx.media_dir);
     loop_close(&p->loop);
+    jobs_close(s->jobs);
     grammars_stop(s->ctx.grammars);
     adapters_destroy(s->ctx.adapters);
     model_free(&p->model);
@@ -376,6 +401,7 @@ static enum status front_serve(struct process *p, const struct front_specs *mode
     p->loop.check = front_pump;
     enum status st = front_open(&p->srv, models, err);
     if (st) return st;
+    batches_start(&p->srv);
     phase_set(p, SRV_READY);
     ready_say(p);
     return ST_OK;
@@ -391,6 +417,7 @@ static enum status server_open(struct process *p, const struct front_specs *mode
     p->loop.admit = routes_admit;
     p->loop.check = gen_responses_check;
     p->loop.forget = websocket_forget;
+    p->loop.chunk = api_upload_chunk;
     if (models) names_join(&s->ctx, models);
     else
         s->ctx.model_name =
@@ -411,6 +438,7 @@ static enum status server_open(struct process *p, const struct front_specs *mode
     if (!st) st = events_take(p, err);
     if (!st) st = workers_start(&p->loop.workers, &p->loop.uv, err);
     if (!st) st = media_open(p, err);
+    if (!st) st = data_open(p, err);
     if (!st) st = loop_listen(&p->loop, err);
     if (st) return st;
     if (models) return front_serve(p, models, err);

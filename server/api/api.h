@@ -8,5 +8,6 @@ struct request;
 #define ROUTE(path, label, methods, needs, name) void api_##name##_start(struct request *r);
 #include "server/api/routes.def"
 #undef ROUTE
+void api_upload_chunk(struct request *r); /* worker: loop.chunk */
 
 #endif

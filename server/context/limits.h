@@ -32,6 +32,9 @@
     65536u /* a rejected request's body up to this size is read and discarded, to keep the connection */
 #define LIMIT_HEADER_SECONDS 10u   /* until the headers of a connection's first request are complete */
 #define LIMIT_BODY_SECONDS   300u  /* until a body is complete */
+#define LIMIT_UPLOAD_SECONDS 3600u /* of a file for /v1/files */
+#define LIMIT_UPLOAD_BYTES   (512u << 20)
+#define LIMIT_UPLOAD_CHUNK   (1u << 20) /* of it, held in memory */
 #define LIMIT_BODY_SILENCE   60u   /* seconds without a byte of it; --keep-alive-timeout if that is less */
 #define LIMIT_WEBSOCKET_IDLE 3600u /* seconds without a byte, while no response runs */
 #define LIMIT_WRITE_SECONDS  60u   /* a client that reads no byte for so long is disconnected */

@@ -313,7 +313,7 @@ static void identity_add(struct head *h, const struct request *r)
     snprintf(line, sizeof line, FRONT_HEADER ": %s %llx %s %u %llu", *r->http.client ? r->http.client : "-",
              (unsigned long long)r->response.share->holder, key,
              (r->http.one_key ? 1u : 0) | (r->http.may_precede ? 2u : 0) | (r->http.id_from_client ? 4u : 0) |
-                 (r->http.admin ? 8u : 0),
+                 (r->http.admin ? 8u : 0) | (r->http.inside ? 16u : 0),
              (unsigned long long)r->http.websocket);
     head_add(h, line);
     snprintf(line, sizeof line, "X-Request-Id: %s", r->http.id);

@@ -58,7 +58,9 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
         return;
     }
     (void)api_fail(&r->response.error, http, code, NULL, "%s", message);
-    if (r->state == RQ_STREAM) {
+    if (r->state == RQ_STREAM && !r->gen) {
+        conn_cut(r);
+    } else if (r->state == RQ_STREAM) {
         r->gen->dialect->error(r->gen);
         r->stream.end = true;
         request_stream_more(r);

@@ -408,6 +408,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
     struct request *r = g->r;
     c->seq_ended = true;
     r->sequences_alive--;
+    r->srv->background -= r->http.inside;
     if (r->lora) atomic_fetch_sub(&r->lora->sequences, 1);
     share_sub(r->response.share, SHARE_QUEUE, 1);
     cache_seen(c, ev);
@@ -625,13 +626,16 @@ static enum status submit(struct choice *c, struct err *err)
         .ignore_eos = ignores_eos(g),
         .stop_ids = g->q.stop_ids,
         .stop_id_count = g->q.stop_id_count,
-        .priority = r->http.may_precede ? g->q.priority : 0,
+        .priority = r->http.inside        ? SCHED_BACKGROUND
+                    : r->http.may_precede ? g->q.priority
+                                          : 0,
         .rank = r->http.may_precede ? 0 : g->q.priority,
-        .tenant = g->caller.tenant,
+        .tenant = g->caller.tenant ^ r->http.inside, /* not its owner's share of the engine */
         .progress = g->q.progress && g->q.stream && g->dialect->progress && c->index % g->q.n == 0,
         .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
-        .deadline_us =
-            s->ctx.opt->request_timeout ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u : 0,
+        .deadline_us = s->ctx.opt->request_timeout && !r->http.inside
+                           ? r->http.arrived_us + s->ctx.opt->request_timeout * 1000000u
+                           : 0,
         .user = c};
     memcpy(seq.salt, g->caller.salt, sizeof seq.salt);
     if (r->lora) {
@@ -643,6 +647,7 @@ static enum status submit(struct choice *c, struct err *err)
     c->submitted = true;
     r->sequences_alive++;
     if (r->lora) atomic_fetch_add(&r->lora->sequences, 1);
+    s->background += r->http.inside;
     share_add(r->response.share, SHARE_QUEUE, 1);
     return ST_OK;
 }
@@ -664,7 +669,8 @@ static void feed(struct request *r)
     uint64_t most = r->srv->ctx.opt->max_queue / PARTS + 1;
     enum status st = ST_OK;
     while (!g->failed && !r->cancelled && g->choices_fed < g->choice_count && r->sequences_alive < most) {
-        bool may = !(r->sequences_alive || !g->choices_fed) || server_queue_admits(r->srv, r->response.share);
+        bool may = !(r->sequences_alive || !g->choices_fed) ||
+                   server_queue_admits(r->srv, r->response.share, r->http.inside);
         st = may ? submit(&g->choices[g->choices_fed], &err) : ST_AGAIN;
         if (st == ST_AGAIN && g->choices_fed) return;
         if (st) break;

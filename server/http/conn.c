@@ -249,6 +249,10 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     char id[REQUEST_ID_BYTES];
     struct request *r = n->request;
     if (r) {
+        if (r->work.runs) { /* a worker has the request's error */
+            drop(n);
+            return;
+        }
         if (!r->response.error.http) r->response.error = *e; /* else already refused by its headers */
         if (r->http.queued) n->refused = true; /* that response is being sent, then the connection ends */
         else if (!conn_respond_early(r)) drop(n);
@@ -480,6 +484,7 @@ void conn_request(struct request *r)
     struct conn *n = conn_of(r->http.mhd);
     n->request = r;
     request_holder(r, n->address);
+    r->http.inside = n->inside;
     r->http.websocket = n->ws_id;
     n->loop->moved++;
 }
@@ -549,6 +554,11 @@ static bool later(uint64_t now, uint64_t since, uint64_t seconds)
     return now > since && now - since > seconds * 1000000u;
 }
 
+static bool uploads(const struct conn *n)
+{
+    return n->request && n->request->route && n->request->route->needs & ROUTE_UPLOAD;
+}
+
 static void sweep_one(struct conn *n, uint64_t now)
 {
     uint64_t idle = n->loop->srv->ctx.opt->keep_alive_timeout,
@@ -572,7 +582,8 @@ static void sweep_one(struct conn *n, uint64_t now)
             overdue(n, "head");
         break;
     case CONN_BODY:
-        if (later(now, n->data_us, silence) || later(now, n->phase_us, LIMIT_BODY_SECONDS))
+        if (later(now, n->data_us, silence) ||
+            later(now, n->phase_us, uploads(n) ? LIMIT_UPLOAD_SECONDS : LIMIT_BODY_SECONDS))
             overdue(n, "body");
         break;
     case CONN_BUSY:
@@ -685,7 +696,7 @@ static bool bodies_fit(struct conn *n, struct share *h, size_t more)
 
 /* ---- accepting ---- */
 
-static void conn_open(struct loop *l, int fd, const struct sockaddr *from, socklen_t from_len)
+static void conn_open(struct loop *l, int fd, const struct sockaddr *from, socklen_t from_len, bool inside)
 {
     int pair[2], one = 1;
     struct conn *n = calloc(1, sizeof *n);
@@ -697,6 +708,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     *n = (struct conn){.loop = l,
                        .tcp = fd,
                        .pair = pair[0],
+                       .inside = inside,
                        .address = client_holder(from),
                        .handles = 2,
                        .phase_us = now_us(),
@@ -761,15 +773,20 @@ static bool room(struct loop *l)
 }
 
 /* Accepts some connections from the kernel's queue; false: it is empty, or none can be accepted now. */
-static bool accept_from(struct loop *l, int listener)
+static bool accept_from(struct loop *l, const struct listener *at)
 {
     bool more = true;
+    struct ucred peer;
     for (int i = 0; i < 64 && (more = room(l)); i++) {
         struct sockaddr_storage from;
-        socklen_t len = sizeof from;
-        int fd = accept4(listener, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0) {
-            conn_open(l, fd, (struct sockaddr *)&from, len);
+        socklen_t len = sizeof from, peer_len = sizeof peer;
+        int fd = accept4(at->fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        bool own = fd < 0 || !at->inside ||
+                   (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_len) && peer.pid == getpid());
+        if (!own) {
+            close(fd);
+        } else if (fd >= 0) {
+            conn_open(l, fd, (struct sockaddr *)&from, len, at->inside);
         } else if (errno != ECONNABORTED && errno != EINTR) {
             if (errno == EAGAIN) return false;
             if (!l->accept_failed)
@@ -787,7 +804,7 @@ static bool accept_from(struct loop *l, int listener)
 static bool accept_some(struct loop *l)
 {
     bool more = false;
-    for (uint32_t i = 0; i < l->listener_count; i++) more = accept_from(l, l->listeners[i].fd) || more;
+    for (uint32_t i = 0; i < l->listener_count; i++) more = accept_from(l, &l->listeners[i]) || more;
     return more;
 }
 

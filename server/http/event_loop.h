@@ -21,6 +21,7 @@ struct loop {
     bool (*admit)(struct request *r); /* at the end of the headers; false: r->response.error is filled */
     void (*check)(struct server *s);  /* before libmicrohttpd runs */
     void (*forget)(struct server *s, uint64_t websocket); /* it has closed */
+    void (*chunk)(struct request *r); /* worker: takes r->http.body, of a route with ROUTE_UPLOAD */
     struct MHD_Daemon *mhd;
     uv_poll_t mhd_poll;
     uv_idle_t mhd_idle; /* active while libmicrohttpd has immediate work: */
@@ -32,8 +33,9 @@ struct loop {
     /* conn.c */
     struct listener {
         int fd;
+        bool inside; /* for this process alone: its requests have http.inside */
         uv_poll_t poll;
-    } listeners[LISTENERS_MAX];
+    } listeners[LISTENERS_MAX + 1];
     uint32_t listener_count;
     bool listening,
         accept_failed;   /* the listening sockets are polled; the last accept had no descriptor or memory */
@@ -46,6 +48,7 @@ struct loop {
 
     struct tls_cert *cert; /* --tls-cert, as last read; NULL: plain HTTP */
     char url[300];         /* http://HOST:PORT */
+    char inside[16];       /* of --data-dir: the abstract Unix socket of batches, without its NUL */
 };
 
 /* http/loop.c */

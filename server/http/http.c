@@ -20,11 +20,13 @@ bool server_serving(const struct server *s)
            !server_engine_dead(s);
 }
 
-bool server_queue_admits(const struct server *s, const struct share *h)
+bool server_queue_admits(const struct server *s, const struct share *h, bool inside)
 {
     uint64_t most = s->ctx.opt->max_queue;
     struct sched_stats st;
     sched_stats(s->ctx.model->sched, &st);
+    if (inside) return st.waiting <= most / 4;
+    st.waiting -= st.waiting < s->background ? st.waiting : s->background;
     return st.waiting < most || share_held(h, SHARE_QUEUE) + st.waiting < 2 * most;
 }
 

@@ -60,6 +60,8 @@ struct server {
     struct request *requests; /* all live requests */
     uint32_t request_count;
     uint32_t load;         /* generating requests in flight */
+    uint32_t background;   /* sequences of batches that wait or run */
+    struct jobs *jobs;     /* files and batches; NULL: no --data-dir */
     uint32_t polls;        /* requests that poll: request_wait */
     bool compile_waits;    /* requests wait for their grammar to be compiled */
     uint64_t compile_turn; /* one after the last turn started */
@@ -71,8 +73,9 @@ void peak_note(struct peak *p, uint64_t us, uint64_t now);
 void server_kick(struct server *s);          /* schedules a run of libmicrohttpd: a connection was resumed */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
 bool server_engine_dead(const struct server *s);
-/* May h have one more sequence wait? Beyond --max-queue, who has fewer than there are places left. */
-bool server_queue_admits(const struct server *s, const struct share *h);
+/* May h have one more sequence wait? Beyond --max-queue, who has fewer than there are places left. A line of
+ * a batch (inside) takes no place of others. */
+bool server_queue_admits(const struct server *s, const struct share *h, bool inside);
 /* Whether the loop and the engine still exchange messages; false if one iteration of the loop takes five
  * seconds. */
 bool server_handing_over(const struct server *s);

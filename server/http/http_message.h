@@ -37,6 +37,7 @@ struct http_message {
     bool may_precede;          /* its `priority` also applies against other tenants' requests */
     uint8_t key[32];           /* its SHA-256 */
     char client[CLIENT_BYTES]; /* client_name */
+    bool inside;               /* of the process itself: a line of a batch (server/jobs/) */
     uint64_t websocket;        /* its number; 0: the request did not come over one */
     uint64_t arrived_us;       /* monotonic */
     int64_t created;           /* Unix seconds */

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,11 +101,13 @@ static enum MHD_Result refuse(struct request *r)
 static enum MHD_Result body_take(struct request *r, const char *data, size_t len)
 {
     struct server *s = r->srv;
+    bool upload = r->route && r->route->needs & ROUTE_UPLOAD;
+    uint64_t most = upload ? LIMIT_UPLOAD_BYTES : s->ctx.opt->max_body_bytes;
     r->http.body_seen += len;
-    if (r->state == RQ_BODY && r->http.body_seen > s->ctx.opt->max_body_bytes) {
+    if (upload) r->http.body.max = 2 * LIMIT_UPLOAD_CHUNK;
+    if (r->state == RQ_BODY && r->http.body_seen > most) {
         api_fail(&r->response.error, 413, "request_too_large", NULL,
-                 "The request body is larger than %llu bytes.",
-                 (unsigned long long)s->ctx.opt->max_body_bytes);
+                 "The request body is larger than %llu bytes.", (unsigned long long)most);
     } else if (r->state == RQ_BODY && !conn_bodies_fit(r, len)) {
         share_refused(r->response.share, SHARE_BODIES);
         api_fail(&r->response.error, 503, "out_of_memory", NULL,
@@ -119,6 +122,11 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
         return MHD_YES;
     }
     share_add(r->response.share, SHARE_BODIES, len);
+    if (upload && r->http.body.len >= LIMIT_UPLOAD_CHUNK) {
+        r->http.body_marks = 0; /* it is not parsed */
+        request_work(r, r->srv->loop->chunk, request_body_more);
+        http_message_sleep(&r->http);
+    }
     return MHD_YES;
 }
 
@@ -313,6 +321,20 @@ static enum status listen_one(struct loop *l, const char *host, unsigned *port, 
     return ST_OK;
 }
 
+/* The kernel chooses the name. Only connections of this process are accepted there (conn.c). */
+static enum status listen_inside(struct loop *l, struct err *err)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    socklen_t len = sizeof at;
+    int fd = listen_at(AF_UNIX, (struct sockaddr *)&at, sizeof at.sun_family, true);
+    if (fd < 0 || getsockname(fd, (struct sockaddr *)&at, &len))
+        return err_set(err, ST_IO, "--data-dir: a socket for batches: %s", strerror(errno));
+    size_t n = len - offsetof(struct sockaddr_un, sun_path) - 1;
+    snprintf(l->inside, sizeof l->inside, "%.*s", (int)n, at.sun_path + 1);
+    l->listeners[l->listener_count++] = (struct listener){.fd = fd, .inside = true};
+    return ST_OK;
+}
+
 static enum status listen_open(struct loop *l, struct err *err)
 {
     char *hosts = strdup(l->srv->ctx.opt->host), *next = hosts, *host;
@@ -324,12 +346,13 @@ static enum status listen_open(struct loop *l, struct err *err)
         tcp += strncmp(at, "unix:", 5) != 0;
     while (!st && (host = strsep(&next, ","))) st = listen_one(l, host, &port, tcp < 2, err);
     free(hosts);
-    return st;
+    return st || !l->srv->ctx.opt->data_dir || l->srv->ctx.opt->behind_front ? st : listen_inside(l, err);
 }
 
 /* Descriptors in addition to those of connections (three each): the loop's and libmicrohttpd's, a
  * checkpoint's while it loads. */
 #define FILES_KEPT 38u
+#define JOBS_FILES 256u /* of batches: four per line that runs, and those of a batch */
 #define SPARE_MAX  64u
 
 static enum status connections_max(struct loop *l, struct err *err)
@@ -342,7 +365,7 @@ static enum status connections_max(struct loop *l, struct err *err)
         rl.rlim_cur = rl.rlim_max;
         setrlimit(RLIMIT_NOFILE, &rl);
     }
-    unsigned kept = FILES_KEPT + (o->allow_remote_media ? FETCH_FILES : 0);
+    unsigned kept = FILES_KEPT + (o->allow_remote_media ? FETCH_FILES : 0) + (o->data_dir ? JOBS_FILES : 0);
     if (rl.rlim_cur < kept + 6)
         return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed",
                        (unsigned long long)rl.rlim_cur, kept + 6);

@@ -9,6 +9,7 @@
 #include "server/media/image_hash_cache.h"
 #include "server/json/writer.h"
 #include "server/http/http.h"
+#include "server/jobs/jobs.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -618,6 +619,12 @@ static void process_text(struct writer *w, const struct server *s)
     family(w, "kvasir:shares_refused_total",
            "What was closed, dropped or refused because its key or address held more than others, by what.",
            "of", shares, refused, SHARE_STORED);
+    struct jobs_stats jobs = {0};
+    if (s->jobs) jobs_stats(s->jobs, &jobs);
+    family(w, "kvasir:batches", "Batches in --data-dir, by status.", "status", jobs_statuses, jobs.batches,
+           JOBS_STATUSES);
+    family(w, "kvasir:batch_lines_total", "Lines of batches that are done, by result.", "result",
+           (const char *const[]){"answered", "failed"}, (uint64_t[]){jobs.answered, jobs.failed}, 2);
     process_one(w, "kvasir:open_connections", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
     if (s->ctx.model) sched_stats(s->ctx.model->sched, &st);

@@ -19,7 +19,8 @@ void request_to(struct request *r, enum request_state state)
     static const struct state_rule rules[] = {
         [RQ_BODY] = {"RQ_BODY", 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
         [RQ_SWALLOW] = {"RQ_SWALLOW", 1u << RQ_SWALLOW | 1u << RQ_RESPONSE},
-        [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
+        [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_BODY | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_STREAM |
+                                          1u << RQ_RESPONSE},
         [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_WORKING | 1u << RQ_STREAM | 1u << RQ_RESPONSE},
         [RQ_RESPONSE] = {"RQ_RESPONSE",
                          1u << RQ_SWALLOW | 1u << RQ_RESPONSE}, /* again, while the first is unread */
@@ -77,6 +78,7 @@ void request_release(struct request *r)
     lora_release(s->ctx.adapters, r->lora);
     if (r->forward) r->forward_gone(r);
     free(r->forward);
+    if (r->own) r->own_free(r);
     share_sub(r->response.share, SHARE_BODIES, r->http.body.len + r->http.body_kept);
     share_sub(r->response.share, SHARE_RESPONSES, r->response.bytes);
     share_release(r->response.share);
@@ -97,6 +99,13 @@ void request_body_drop(struct request *r, size_t kept)
 static void wake(struct request *r)
 {
     if (http_message_wake(&r->http)) server_kick(r->srv);
+}
+
+void request_body_more(struct request *r)
+{
+    request_body_drop(r, 0);
+    request_to(r, RQ_BODY);
+    wake(r);
 }
 
 void request_client_gone(struct request *r)
@@ -173,6 +182,26 @@ void request_stream_more(struct request *r)
     wake(r);
 }
 
+static void refill_run(void *arg)
+{
+    struct request *r = arg;
+    r->refill(r);
+}
+
+static void refill_done(void *arg)
+{
+    struct request *r = arg;
+    if (!r->cancelled && r->http.mhd) request_stream_more(r);
+    request_release(r);
+}
+
+/* Its worker is no state: libmicrohttpd asks for none of the stream while there is nothing. */
+static void refill(struct request *r)
+{
+    r->work = (struct work){.share = r->response.share, .run = refill_run, .done = refill_done, .arg = r};
+    workers_run(&r->srv->loop->workers, &r->work);
+}
+
 struct request *requests_largest(const struct server *s)
 {
     struct request *most = NULL;
@@ -180,6 +209,7 @@ struct request *requests_largest(const struct server *s)
     if (shares_held(&s->shares, SHARE_RESPONSES) <= s->ctx.opt->response_memory) return NULL;
     for (struct request *r = s->requests; r; r = r->next) {
         if (!r->http.mhd || r->cancelled || r->response.error.http) continue; /* already ending */
+        if (r->refill) continue;                                              /* it holds one chunk */
         held += r->response.bytes;
         size_t own = share_held(r->response.share, SHARE_RESPONSES);
         if (!r->response.bytes || own < most_own) continue;
@@ -261,7 +291,9 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
     if (r->stream.end)
         return r->stream.cut ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     if (r->throttled) server_kick(r->srv);
+    if (r->refill && r->response.error.http) return MHD_CONTENT_READER_END_WITH_ERROR;
     http_message_sleep(&r->http);
+    if (r->refill) refill(r);
     return 0;
 }
 
@@ -301,6 +333,7 @@ struct MHD_Response *request_response(struct request *r)
     if (r->state == RQ_STREAM && !r->stream.sized) {
         header(resp, "Content-Type",
                r->response.content_type ? r->response.content_type
+               : r->stream.raw          ? "application/octet-stream"
                : r->stream.lines        ? "application/x-ndjson"
                                         : "text/event-stream; charset=utf-8");
         header(resp, "Cache-Control", "no-cache");

@@ -3,6 +3,7 @@
  *   BODY -> WORKING -> RUNNING -> RESPONSE (whole: libmicrohttpd's connection is suspended until it is ready)
  *                             \-> STREAM   (events: suspended while none is pending)
  *           WORKING -> WORKING             (resumes when the files that it names are fetched)
+ *   BODY -> WORKING -> BODY                (a chunk of an upload)
  *   BODY -> SWALLOW -> RESPONSE            (refused by its headers, but the body is drained)
  *   BODY -> RUNNING -> RESPONSE            (waits for the engine: request_wait)
  *   any state -> http.mhd == NULL          (response sent, or disconnected: sequences are cancelled)
@@ -37,11 +38,13 @@ struct request_tokens {
 
 /* What a route needs, all of it known from the headers. */
 enum route_needs {
-    ROUTE_AUTH = 1,   /* a key when keys are configured */
-    ROUTE_READY = 2,  /* the model: 503 before and after */
-    ROUTE_QUEUE = 4,  /* a place in the queue: 429, before anything is done for the body */
-    ROUTE_JSON = 8,   /* a JSON body, if it is a POST */
-    ROUTE_PREFIX = 16 /* a longer path: "/v1/models/{id}" */
+    ROUTE_AUTH = 1,    /* a key when keys are configured */
+    ROUTE_READY = 2,   /* the model: 503 before and after */
+    ROUTE_QUEUE = 4,   /* a place in the queue: 429, before anything is done for the body */
+    ROUTE_JSON = 8,    /* a JSON body, if it is a POST */
+    ROUTE_PREFIX = 16, /* a longer path: "/v1/models/{id}" */
+    ROUTE_DATA = 64,   /* --data-dir: 501 without it */
+    ROUTE_UPLOAD = 32  /* a POST's body comes in chunks: loop.chunk, and the last one to the handler */
 };
 
 /* The handler of a path; the table is server/api/routes.def. */
@@ -87,6 +90,10 @@ struct request {
     void (*forward_gone)(struct request *r); /* the client disconnected, or the end; safe to call twice */
     bool passed_on;                          /* its response comes from there, and its line in the log */
     bool throttled; /* more of it comes when response.out is empty: the loop's `check` sees to that */
+    /* endpoints with a state of their own */
+    void *own; /* owned */
+    void (*own_free)(struct request *r);
+    void (*refill)(struct request *r); /* worker: more of a stream that is read faster than written */
 
     /* waiting for the engine */
     void (*poll)(struct request *r);
@@ -114,6 +121,8 @@ void request_stream_more(struct request *r); /* r->response.out grew, or r->stre
 /* The text of the body is no longer needed; `kept` bytes of it, or derived from it, count as held until r is
  * freed or the next call. Not while a worker has r. */
 void request_body_drop(struct request *r, size_t kept);
+/* Takes the next chunk of an upload, or with r->response.error the rest, to be thrown away. */
+void request_body_more(struct request *r);
 /* Runs job on a worker, then done on the loop (done decides by r->response.error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 /* poll is called on engine events and at every tick, until it responds. */

@@ -19,7 +19,8 @@ static const char *event_end(const struct stream *s)
 size_t stream_take(struct stream *s, struct buf *out, char *to, size_t max)
 {
     if (s->at == out->len) return 0;
-    size_t n = stream_first_event(out->data + s->at, out->len - s->at, max, event_end(s));
+    size_t left = out->len - s->at, all = left < max ? left : max,
+           n = s->raw ? all : stream_first_event(out->data + s->at, left, max, event_end(s));
     memcpy(to, out->data + s->at, n);
     s->at += n;
     if (s->at == out->len) s->at = out->len = 0;

@@ -15,6 +15,7 @@ struct stream {
     bool cut;   /* with end: the rest is lost, and the connection ends without it */
     bool sized; /* it isn't of events: */
     uint64_t size;
+    bool raw; /* a file */
 };
 
 size_t stream_take(struct stream *s, struct buf *out, char *to,

@@ -30,11 +30,15 @@ def table():
            for path, methods, needs in found}
     out["/page/{name}"] = out.pop("/page/{model}")
     out |= {path.removeprefix("/v1"): what for path, what in out.items()}
-    for top in ("/v1/responses/", "/responses/"):  # server/api/responses.c takes them apart
-        methods, key = out.pop(top + "{model}")
-        assert methods == {"get", "post", "delete"}
-        for path, method in (("", {"get", "delete"}), ("/input_items", {"get"}), ("/cancel", {"post"})):
-            out[top + "{response}" + path] = (method, key)
+    below = {  # what the handlers take apart
+        "response": {"": {"get", "delete"}, "/input_items": {"get"}, "/cancel": {"post"}},
+        "file": {"": {"get", "delete"}, "/content": {"get"}},
+        "batch": {"": {"get"}, "/cancel": {"post"}}}
+    for name, top in (("response", "responses"), ("file", "files"), ("batch", "batches")):
+        for root in ("/v1/", "/"):
+            methods, key = out.pop(f"{root}{top}/{{model}}")
+            assert methods == set.union(*below[name].values())
+            out |= {f"{root}{top}/{{{name}}}{path}": (m, key) for path, m in below[name].items()}
     return out
 
 
