@@ -1,6 +1,7 @@
 """Files, batches and run-batch: python3 test_jobs.py [--binary B] [test ...]
 The answers of a batch are those of its lines one by one, each exactly once, also when the server is killed;
 what belongs to one key is nobody else's; wrong lines, wrong forms, quotas, hostile names. By OpenAI's SDK."""
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -277,7 +278,8 @@ def test_owners_and_quota():
             same_as_alone(s, lines, records(a, mine.output_file_id), {"Authorization": "Bearer key-a"})
             assert list(b.files.list()) == list(b.batches.list()) == []
             for call in (lambda: b.files.retrieve(mine.input_file_id),
-                         lambda: b.files.delete(mine.input_file_id), lambda: b.files.content(mine.output_file_id),
+                         lambda: b.files.delete(mine.input_file_id),
+                         lambda: b.files.content(mine.output_file_id),
                          lambda: b.batches.retrieve(mine.id),
                          lambda: b.batches.cancel(mine.id),
                          lambda: b.batches.create(input_file_id=mine.input_file_id, endpoint=CHAT,
@@ -349,6 +351,9 @@ def test_live_requests_go_first():
         for _ in range(10):
             s.ok(CHAT, body)
         assert end(c, b).request_counts.completed == 60
+        long = {**body, "max_tokens": 1000, "ignore_eos": True}  # and then the limit holds again
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            assert 429 in [x[0] for x in pool.map(lambda _: s.post(CHAT, long), range(16))]
 
 
 def test_run_batch():
