@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A long batch beside live chat: scripts/bench_jobs.py [--binary B] [--lines N] [--kills K]
-The server is killed K times; then every line is answered once, equal to the same line alone (a sample of them).
+The server is killed K times; then every line is answered once, and a sample of them as the same lines alone.
 Prints the time between tokens of live chats without and beside the batch."""
 import collections
 import http.client
@@ -83,7 +83,7 @@ def soak(folder):
     rate = (running.request_counts.completed - before) / (time.monotonic() - began)
     check.equal("it runs all the time", running.status, "in_progress")
     print(f"between tokens: p50 {statistics.median(without):.2f} -> {statistics.median(beside):.2f} ms, "
-          f"p99 {p99(without):.2f} -> {p99(beside):.2f} ms; {rate:.1f} lines a second beside {args.chats} chats")
+          f"p99 {p99(without):.2f} -> {p99(beside):.2f} ms; {rate:.1f} lines a second meanwhile")
     for _ in range(args.kills):
         time.sleep(random.uniform(0.5, 2))
         server.process.kill()

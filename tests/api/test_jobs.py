@@ -356,6 +356,24 @@ def test_live_requests_go_first():
             assert 429 in [x[0] for x in pool.map(lambda _: s.post(CHAT, long), range(16))]
 
 
+def test_models():
+    """Lines for several models behind one port."""
+    with Folder() as d:
+        golden = os.path.join(ROOT, "tests/golden/gemma3/vision_f32")
+        command = [args.binary, "serve", "demo=" + DEMO, "other=" + golden, "--port", "0"]
+        s = Server.__new__(Server)
+        command += ["--log-level", "warn", "--data-dir", d.path]
+        s.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        s.host = "127.0.0.1"
+        s.wait_ready()
+        lines = [line(i) for i in range(1, 20)]
+        for x in lines[::2]:
+            x["body"]["model"] = "other"
+        c = sdk(s)
+        same_as_alone(s, lines, records(c, end(c, begin(c, lines)).output_file_id))
+        s.stop()
+
+
 def test_run_batch():
     with tempfile.TemporaryDirectory() as d:
         into, out = os.path.join(d, "in.jsonl"), os.path.join(d, "out.jsonl")
