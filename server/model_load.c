@@ -12,7 +12,7 @@
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
 #include "server/context/adapters.h"
-#include "server/checkpoint_id.h"
+#include "server/receipts/checkpoint_id.h"
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"

@@ -27,6 +27,7 @@
 #include "server/auth.h"
 #include "server/api/api.h"
 #include "server/jobs/jobs.h"
+#include "server/receipts/receipts.h"
 #include "server/routes.h"
 
 #include <errno.h>
@@ -307,6 +308,12 @@ static enum status media_open(struct process *p, struct err *err)
     struct server *s = &p->srv;
     const struct options *o = s->ctx.opt;
     enum status st = ST_OK;
+    if (o->receipt_key) {
+        s->ctx.receipt_key = calloc(1, sizeof *s->ctx.receipt_key);
+        st = s->ctx.receipt_key ? receipt_key_read(o->receipt_key, s->ctx.receipt_key, err)
+                                : err_nomem(err, NULL);
+        if (st) return st;
+    }
     if (o->allowed_media_dir) st = local_dir_open(o->allowed_media_dir, &s->ctx.media_dir, err);
     if (st || !o->allow_remote_media) return st;
     return fetcher_create(&(struct fetch_options){.hosts = o->allow_remote_media,
@@ -373,6 +380,7 @@ static void server_end(struct process *p)
     if (s->front) front_close(s->front);
     fetcher_destroy(s->ctx.fetcher);
     local_dir_close(s->ctx.media_dir);
+    free(s->ctx.receipt_key);
     loop_close(&p->loop);
     jobs_close(s->jobs);
     grammars_stop(s->ctx.grammars);

@@ -85,6 +85,8 @@ struct model_info {
     const char *gemm;     /* GPU: whose matrix products (be_caps.gemm); NULL on the CPU */
     uint32_t numerics;    /* revision of the engine's arithmetic */
     char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, types, kernel set */
+    uint32_t revision;    /* of the arithmetic, for one kernel set */
+    bool float_vision;    /* --quantize-vision off, and there is a tower */
     uint64_t parameters;  /* weights count */
     uint64_t weight_bytes;
     uint32_t vocab_size;

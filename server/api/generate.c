@@ -7,7 +7,9 @@
 #include "server/http/conn.h"
 #include "server/http/request.h"
 #include "server/input/request_json.h"
+#include "server/json/fields.h"
 #include "server/json/parser.h"
+#include "server/receipts/receipts.h"
 #include "server/api/api.h"
 
 #include <stdio.h>
@@ -17,7 +19,8 @@
 static void generate_done(struct request *r)
 {
     request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
-    if (r->response.out.len) request_finish(r); /* the dialect's */
+    (void)gen_verify_failed(r->gen);
+    if (r->response.out.len) request_finish(r); /* the dialect's, or a verdict */
     else if (r->gen->compile.source && !r->response.error.http) gen_compile(r, gen_submit);
     else gen_submit(r);
 }
@@ -63,12 +66,19 @@ static enum status misspelt(struct generation *g)
 static enum status generate_read(struct request *r)
 {
     struct generation *g = r->gen;
-    if (request_body_parse(r, &g->prep.root) || request_model_check(r, g->prep.root)) return ST_INVALID;
+    if (request_body_parse(r, &g->prep.root)) return ST_INVALID;
+    if (g->dialect->open && (g->dialect->open(g, &g->prep.root) || r->response.out.len)) return ST_INVALID;
+    if (request_model_check(r, g->prep.root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
-    if (g->dialect->read(g, g->prep.root)) return misspelt(g);
-    if (r->response.out.len) return ST_OK;
+    bool full = json_is(json_object_get(g->prep.root, "receipt"), "full");
+    json_t *copy = full ? json_deep_copy(g->prep.root) : NULL;
+    if (full && !copy) return gen_nomem(g);
+    if (g->dialect->read(g, g->prep.root) || r->response.out.len) {
+        json_decref(copy);
+        return r->response.out.len ? ST_OK : misspelt(g);
+    }
     written_back(g);
-    return gen_rules(g);
+    return gen_receipt_begin(g, copy) ? ST_INVALID : gen_rules(g);
 }
 
 static void generate_job(struct request *r)
@@ -82,6 +92,7 @@ static void generate_job(struct request *r)
     if (!st && !r->response.out.len)
         st = g->q.kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g);
     if (g->prep.again) return;
+    if (!st && !r->response.out.len) gen_verify_before(g);
     if (!st && !r->response.out.len) (void)gen_constraint_make(g);
     gen_read_end(g);
 }
@@ -104,6 +115,55 @@ START(pooling)
 START(classify)
 START(rerank)
 START(score)
+
+/* ---- POST /v1/receipts/verify ---- */
+
+/* {receipt, request}: the request of the receipt, whose endpoint it names, runs instead. */
+static enum status verify_open(struct generation *g, json_t **root)
+{
+    static const struct {
+        const char *path;
+        const struct dialect *dialect;
+    } apis[] = {{"/v1/chat/completions", &dialect_chat},     {"/v1/completions", &dialect_completions},
+                {"/v1/messages", &dialect_messages},         {"/v1/responses", &dialect_responses},
+                {"/v1/responses/compact", &dialect_compact}, {"/api/chat", &dialect_ollama_chat},
+                {"/api/generate", &dialect_ollama_generate}};
+    const char *why;
+    bool forged;
+    json_t *receipt = field(*root, "receipt"), *given = field(*root, "request");
+    if (!receipt) return api_fail(g->e, 400, "missing_required_parameter", "receipt", "Field required.");
+    struct gen_receipt *x = g->receipt = calloc(1, sizeof *x);
+    if (!x) return gen_nomem(g);
+    x->claim = receipt_open(receipt, NULL, &forged, &why);
+    json_t *request = json_object_get(json_object_get(x->claim, "predicate"), "request"),
+           *own = json_object_get(request, "body"), *body = given ? given : own;
+    size_t i = 0, n = sizeof apis / sizeof *apis;
+    while (i < n && !json_is(json_object_get(request, "api"), apis[i].path)) i++;
+    if (!x->claim) gen_verdict(g, "unverifiable", why);
+    else if (!json_is(json_object_get(x->claim, "_type"), RECEIPT_STATEMENT) ||
+             !json_is(json_object_get(x->claim, "predicateType"), RECEIPT_PREDICATE))
+        gen_verdict(g, "unverifiable", "predicateType: no receipt of this version");
+    else if (i == n) gen_verdict(g, "unverifiable", "request: its api is no endpoint of this server");
+    else if (!body) gen_verdict(g, "unverifiable", "request: it is not in the receipt, and was not given");
+    else if (!json_is_object(body)) gen_verdict(g, "unverifiable", "request: no JSON object");
+    else if (own && given && !json_equal(own, given))
+        gen_verdict(g, "unverifiable", "request: the one that was given is not the receipt's");
+    if (g->out->len || g->e->http) return ST_OK;
+    x->api = apis[i].path;
+    x->full = own != NULL;
+    x->body = json_incref(own);
+    g->dialect = apis[i].dialect;
+    g->q.kind = g->dialect->kind;
+    g->q.source = g->dialect->source;
+    gen_defaults(g);
+    json_incref(body);
+    json_decref(*root);
+    *root = body;
+    return ST_OK;
+}
+
+static const struct dialect dialect_verify = {.source = "receipt", .plain = true, .open = verify_open};
+START(verify)
 
 /* GET opens a WebSocket, whose messages come as POST. */
 void api_responses_start(struct request *r)

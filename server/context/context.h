@@ -25,6 +25,7 @@ struct context {
     struct local_dir *media_dir;                 /* --allowed-media-dir, or NULL */
     struct fetcher *fetcher;                     /* --allow-remote-media, or NULL */
     struct adapters *adapters;                   /* LoRA: further models */
+    struct receipt_key *receipt_key;             /* --receipt-key, or NULL */
 };
 
 /* "a, b" -> "a\0b\0", in place; returns its end. If it is not a list: one name, whatever it contains. */

@@ -12,13 +12,18 @@
 #include "server/http/metrics.h"
 #include "server/input/input.h"
 
+#include <sodium.h>
+
 struct choice;
 struct delta;
 /* An API: how its requests are read, and how its responses are written. */
 struct dialect {
     enum gen_kind kind;
     const char *source; /* the field with the prompt, for errors */
-    bool plain;         /* output without calls and reasoning is not parsed: choice->out is NULL */
+    /* Worker: the body holds another's request: sets the dialect, and *root to its body; may leave a whole
+     * response, as read. NULL: it is the request. */
+    enum status (*open)(struct generation *g, json_t **root);
+    bool plain; /* output without calls and reasoning is not parsed: choice->out is NULL */
     /* Worker: the body -> g->q, except the prompt; or a whole response in
      * r->response.out. r->response.error on failure. May turn a chat into a completion. */
     enum status (*read)(struct generation *g, json_t *root);
@@ -86,8 +91,11 @@ struct choice {
     uint32_t *ids;           /* generated tokens, EOS included */
     uint32_t id_count;
     size_t id_cap;
-    uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
-    float logprob;               /* the last token's */
+    uint32_t proposed, accepted;            /* draft tokens so far (struct sched_event) */
+    float logprob;                          /* the last token's */
+    crypto_hash_sha256_state logprobs_hash; /* with a receipt: of all of them */
+    struct token_alt drew, given; /* a receipt is checked, and was found wrong after id_count ids; */
+    bool differs;
     struct logprobs logprobs;
     uint64_t first_us, last_us; /* of its tokens */
     size_t accounted;           /* its share of the request's response_bytes */
@@ -130,6 +138,20 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
 void gen_abort_status(struct request *r, enum status st, const struct err *err); /* api_fail_status */
 void gen_responses_check(struct server *s); /* while responses exceed --response-memory, ends the largest */
 
+/* generate/receipt.c. Worker, after the request is read; full: a copy of its body, made before, which it
+ * takes, or NULL. */
+enum status gen_receipt_begin(struct generation *g, json_t *full);
+void gen_receipt_free(struct gen_receipt *x);                        /* NULL is fine */
+void gen_receipt_write(struct json_writer *o, const struct generation *g); /* ,"receipt":.. if there is one */
+/* A receipt is checked: worker, when the prompts are made. A verdict that needs no run is g->out. */
+void gen_verify_before(struct generation *g);
+void gen_verify_write(struct json_writer *o, struct generation *g); /* the verdict, after the run */
+/* The response {"verdict":VERDICT,"reason":..}. */
+void gen_verdict(struct generation *g, const char *verdict, const char *reason);
+bool gen_verify_failed(struct generation *g); /* r->response.error, if it is the request's -> a verdict */
+/* What choice c is given, and the most tokens that it may have, at most *max. */
+const uint32_t *gen_verify_given(const struct choice *c, uint32_t *count, uint32_t *max);
+
 /* generate/images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
 size_t gen_images_bytes(const struct generation *g);                   /* held in files */
@@ -144,8 +166,8 @@ struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
 struct gen_usage gen_usage(const struct generation *g);
-/* ,"warnings":.. and, if requested, ,"cache_info":..: the cache report of the prompt; with several prompts a
- * list. */
+/* ,"warnings":.. and, if requested, ,"receipt":.. and ,"cache_info":..: the cache report of the prompt; with
+ * several prompts a list. */
 void gen_cache_info(struct json_writer *o, const struct generation *g);
 void gen_event_end(struct json_writer *o, struct generation *g); /* closes the event's object */
 void gen_stream_token(struct choice *c);                         /* before each token: one chunk per step */

@@ -82,6 +82,7 @@ void gen_free(struct generation *g)
     json_decref(g->rules.bare_calls);
     gen_read_free(g);
     inference_request_free(&g->q);
+    gen_receipt_free(g->receipt);
     free(g->dialect_state);
     free(g);
 }
@@ -316,6 +317,8 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gene
     }
     c->last_us = now;
     c->logprob = ev->token.logprob;
+    if (g->receipt)
+        crypto_hash_sha256_update(&c->logprobs_hash, (const unsigned char *)&c->logprob, sizeof c->logprob);
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
     if (g->q.stream) gen_stream_token(c);
@@ -412,8 +415,14 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
     if (r->lora) atomic_fetch_sub(&r->lora->sequences, 1);
     share_sub(r->response.share, SHARE_QUEUE, 1);
     cache_seen(c, ev);
-    if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED &&
-        ev->end != END_DEADLINE && ev->end != END_CONSTRAINT) {
+    if (ev->end == END_GIVEN || ev->end == END_DIFFERS) { /* a receipt is wrong, unless it has finished */
+        c->differs = ev->end == END_DIFFERS && c->finish == FIN_NONE;
+        c->drew = ev->drew;
+        c->given = ev->given;
+        choice_finish(c, FIN_ABORT);
+        touch(g, touched);
+    } else if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED &&
+               ev->end != END_DEADLINE && ev->end != END_CONSTRAINT) {
         size_t before = c->text.len;
         if (detok_flush(c->detok, &c->text) == ST_OK) text_match(c, before);
         c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
@@ -572,6 +581,8 @@ static bool choices_create(struct generation *g)
     g->choices = calloc((size_t)g->prompt_count * g->q.n, sizeof *g->choices);
     if (!g->choices) return false;
     uint64_t seed = g->q.has_seed ? (uint64_t)g->q.seed : random_seed();
+    if (g->receipt && g->receipt->claim) seed = g->receipt->seed;
+    else if (g->receipt) g->receipt->seed = seed;
     g->choice_count = g->prompt_count * g->q.n;
     g->choices_open = g->choice_count;
     for (uint32_t i = 0; i < g->choice_count; i++) {
@@ -580,6 +591,7 @@ static bool choices_create(struct generation *g)
         c->index = i;
         c->prompt = &g->prompts[i / g->q.n];
         c->stop_string = -1;
+        crypto_hash_sha256_init(&c->logprobs_hash);
         c->sampling = g->q.sampling;
         c->sampling.seed = choice_seed(seed, i % g->q.n);
         if (g->q.only) {
@@ -617,8 +629,12 @@ static enum status submit(struct choice *c, struct err *err)
         c->seq_ended = true;
         return ST_OK;
     }
+    uint32_t given_count = 0;
+    const uint32_t *given = gen_verify_given(c, &given_count, &max);
     struct sched_sequence seq = {
         .prompt = &c->prompt->prompt,
+        .given = given,
+        .given_count = given_count,
         .sampling = &c->sampling,
         .pooling = g->q.pooling,
         .tokens_max = max,
@@ -656,6 +672,12 @@ static void submit_failed(struct request *r, enum status st, const struct err *e
 {
     if (st == ST_AGAIN) share_refused(r->response.share, SHARE_QUEUE);
     (void)api_fail_status(&r->response.error, st, gen_source(r->gen), err);
+    if (gen_verify_failed(r->gen)) {
+        r->gen->failed = true;
+        gen_cancel(r);
+        request_finish(r);
+        return;
+    }
     gen_abort_status(r, st, err);
 }
 

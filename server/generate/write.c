@@ -47,6 +47,7 @@ void gen_cache_info(struct json_writer *o, const struct generation *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
+    gen_receipt_write(o, g);
     if (g->warnings || g->misspelt) {
         size_t len = g->warnings ? strlen(g->warnings) - 1 : 0; /* without the last bracket */
         jw_text(o, ",\"warnings\":");
@@ -74,7 +75,8 @@ static void write_job(struct request *r)
 {
     struct generation *g = r->gen;
     struct json_writer o = {.buf = &g->written};
-    g->dialect->response(&o, &g->choices[0]);
+    if (g->receipt && g->receipt->claim) gen_verify_write(&o, g);
+    else g->dialect->response(&o, &g->choices[0]);
     if (o.st) buf_fini(&g->written);
 }
 

@@ -99,6 +99,7 @@ struct inference_request {
     int64_t priority;
     struct text user, cache_salt, id; /* id: X-Request-Id, where that header is absent */
     bool return_cache_info, timings, progress;
+    enum { RECEIPT_NONE = 0, RECEIPT_SHORT, RECEIPT_FULL } receipt;
     bool parallel_calls; /* chat: more than one call may be returned */
     struct response_format format;
     struct tool_choice tool_choice;

@@ -93,6 +93,20 @@ struct gen_prompt {
     size_t accounted; /* their share of the request's response_bytes */
 };
 
+/* With a receipt: of the request, as it was read. */
+struct gen_receipt {
+    const char *api; /* the endpoint's path; borrowed */
+    bool full;
+    uint8_t request[32]; /* SHA-256 of request_write */
+    uint8_t weights[32]; /* checkpoint_id */
+    uint64_t seed;       /* the request's, or the one that was drawn */
+    json_t *body;        /* full: the request's; owned */
+    /* The receipt that is checked; NULL: one is made. Owned, with the output that it claims by choice. */
+    json_t *claim;
+    uint32_t **given;
+    uint32_t given_choices;
+};
+
 struct gen_shown {
     bool head, prompt_ids;
     const struct sched_event *progress; /* for the chunk that is being written */
@@ -127,6 +141,7 @@ struct generation {
     struct compilation compile;
     uint64_t max_tokens_cut; /* what the context does not hold of them */
     const struct dialect *dialect;
+    struct gen_receipt *receipt;       /* NULL: none is wanted; owned */
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
     struct buf written;                /* the whole response, until it is r's */

@@ -237,6 +237,12 @@ enum status read_prompt_logprobs(struct generation *g, json_t *v, const char *na
     return ST_OK;
 }
 
+enum status read_receipt(struct generation *g, json_t *v, const char *name)
+{
+    g->q.receipt = json_is(v, "full") ? RECEIPT_FULL : json_is_true(v) ? RECEIPT_SHORT : RECEIPT_NONE;
+    return json_is_boolean(v) || g->q.receipt ? ST_OK : wrong_type(g, name, "true, false or \"full\"");
+}
+
 enum status read_nothing(struct generation *g, json_t *v, const char *name)
 {
     return json_is_boolean(v) ? ST_OK : wrong_type(g, name, "a boolean");

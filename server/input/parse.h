@@ -12,7 +12,7 @@ struct generation;
 typedef enum status field_reader(struct generation *g, json_t *v, const char *name);
 field_reader read_n_predict, read_num_predict, read_n, read_best_of, read_vllm_xargs, read_logit_bias,
     read_stop, read_stop_token_ids, read_stream_options, read_logprobs, read_top_logprobs, read_top,
-    read_prompt_logprobs, read_nothing, read_cache_salt, read_add_generation_prompt,
+    read_prompt_logprobs, read_nothing, read_cache_salt, read_add_generation_prompt, read_receipt,
     read_truncate_prompt_tokens, read_no_truncation, read_modalities, read_mm_processor_kwargs;
 /* Of struct sampling_bias by token id, for qsort. */
 int bias_order(const void *a, const void *b);

@@ -39,18 +39,19 @@ struct member {
 static const struct member members[] = {
 #include "server/input/fields.def"
     /* those that parse.c, resolve.c and dialects make */
-    MEMBER(U32, kind) MEMBER(NAME, source) MEMBER(BOOL, pairs) MEMBER(BOOL, inputs_listed) MEMBER(
-        TEXT, suffix) MEMBER(U32, messages_each) MEMBER(VALUE, tools) MEMBER(VALUE, documents)
-        MEMBER(VALUE, variables) MEMBER(BOOL, include_usage) MEMBER(BOOL, continuous_usage) MEMBER(
-            U32, n) MEMBER(I64, max_tokens) MEMBER(BOOL, has_max_tokens) MEMBER(BOOL, max_tokens_fit)
-            MEMBER(BOOL, logprobs) MEMBER(U32, logprobs_top) MEMBER(BOOL, prompt_logprobs) MEMBER(
-                U32, prompt_logprobs_top) MEMBER(U32, sampling.logprobs) MEMBER(U32, sampling.prompt_logprobs)
-                MEMBER(U32, sampling.ngrams.window) MEMBER(BOOL, sampling.ngrams.generated)
-                    MEMBER(BOOL, add_generation_prompt) MEMBER(BOOL, has_truncate) MEMBER(I64, truncate)
-                        MEMBER(TEXT, cache_salt) MEMBER(U32, format.kind) MEMBER(VALUE, format.schema)
-                            MEMBER(TEXT, format.text) MEMBER(NAME, format.param) MEMBER(BOOL, format.compact)
-                                MEMBER(BOOL, format.any_order) MEMBER(BOOL, format.strict)
-                                    MEMBER(BOOL, tool_choice.required) MEMBER(BOOL, tool_choice.none)
+    MEMBER(U32, kind) MEMBER(U32, receipt) MEMBER(NAME, source) MEMBER(BOOL, pairs)
+        MEMBER(BOOL, inputs_listed) MEMBER(TEXT, suffix) MEMBER(U32, messages_each) MEMBER(VALUE, tools)
+            MEMBER(VALUE, documents) MEMBER(VALUE, variables) MEMBER(BOOL, include_usage) MEMBER(
+                BOOL, continuous_usage) MEMBER(U32, n) MEMBER(I64, max_tokens) MEMBER(BOOL, has_max_tokens)
+                MEMBER(BOOL, max_tokens_fit) MEMBER(BOOL, logprobs) MEMBER(U32, logprobs_top) MEMBER(
+                    BOOL, prompt_logprobs) MEMBER(U32, prompt_logprobs_top) MEMBER(U32, sampling.logprobs)
+                    MEMBER(U32, sampling.prompt_logprobs) MEMBER(U32, sampling.ngrams.window)
+                        MEMBER(BOOL, sampling.ngrams.generated) MEMBER(BOOL, add_generation_prompt)
+                            MEMBER(BOOL, has_truncate) MEMBER(I64, truncate) MEMBER(TEXT, cache_salt) MEMBER(
+                                U32, format.kind) MEMBER(VALUE, format.schema) MEMBER(TEXT, format.text)
+                                MEMBER(NAME, format.param) MEMBER(BOOL, format.compact)
+                                    MEMBER(BOOL, format.any_order) MEMBER(BOOL, format.strict) MEMBER(
+                                        BOOL, tool_choice.required) MEMBER(BOOL, tool_choice.none)
                                         MEMBER(TEXT, tool_choice.named) MEMBER(BOOL, tool_choice.limited)
                                             MEMBER(BOOL, reasoning.drop) MEMBER(BOOL, reasoning.inline_)
                                                 MEMBER(BOOL, reasoning.limited) MEMBER(U32, reasoning.budget)

@@ -1,6 +1,6 @@
 /* The content of checkpoints as a hash: the same wherever it lies, another after any change, also in place.
  */
-#include "server/checkpoint_id.h"
+#include "server/receipts/checkpoint_id.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

@@ -12,5 +12,9 @@
  * made if it is missing. */
 enum status checkpoint_id(const char *const *paths, uint32_t count, const char *memo, uint8_t out[32],
                           struct err *err) KV_MUST_CHECK;
+/* The same of the one that this process serves, made at the first call, which may take seconds: others wait.
+ * cache_dir: where it is remembered; NULL: in the user's cache directory. */
+enum status checkpoint_id_known(const char *model, const char *mmproj, const char *cache_dir, uint8_t out[32],
+                                struct err *err) KV_MUST_CHECK;
 
 #endif

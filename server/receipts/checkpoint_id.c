@@ -1,13 +1,15 @@
 /* See checkpoint_id.h. A line of the memo: device, inode, size, mtime and ctime in nanoseconds, hash. Whoever
  * changes a file changes its ctime, which nobody can set. */
-#include "server/checkpoint_id.h"
+#include "server/receipts/checkpoint_id.h"
 
+#include "config/base/env.h"
 #include "config/base/file.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,5 +151,38 @@ enum status checkpoint_id(const char *const *paths, uint32_t count, const char *
     }
     free(text);
     free(m.text);
+    return st;
+}
+
+/* DIR/checkpoints of the first that is set: cache_dir, $XDG_CACHE_HOME/kvasir, ~/.cache/kvasir. */
+static void memo_path(const char *cache_dir, char *out, size_t cap)
+{
+    const char *xdg = env_get("XDG_CACHE_HOME"), *home = env_get("HOME");
+    char parent[4096];
+    snprintf(parent, sizeof parent, "%s%s", xdg ? xdg : home ? home : "/nonexistent", xdg ? "" : "/.cache");
+    snprintf(out, cap, "%s%s", cache_dir ? cache_dir : parent, cache_dir ? "" : "/kvasir");
+    (void)mkdir(parent, 0700);
+    (void)mkdir(out, 0700); /* if it can't be made, the hash is made again at the next start */
+    size_t n = strlen(out);
+    snprintf(out + n, cap - n, "/checkpoints");
+}
+
+enum status checkpoint_id_known(const char *model, const char *mmproj, const char *cache_dir, uint8_t out[32],
+                                struct err *err)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t id[32];
+    static bool known;
+    const char *paths[] = {model, mmproj};
+    char memo[8192];
+    enum status st = ST_OK;
+    pthread_mutex_lock(&lock);
+    if (!known) {
+        memo_path(cache_dir, memo, sizeof memo);
+        st = checkpoint_id(paths, 2, memo, id, err);
+        known = !st;
+    }
+    memcpy(out, id, sizeof id);
+    pthread_mutex_unlock(&lock);
     return st;
 }

@@ -1,0 +1,223 @@
+"""Receipts: python3 test_receipts.py [--binary B] [--count N] [--seed S]
+What a response comes from, in every API, recomputed from the receipt alone or with the request; with one bit
+of it flipped, none is right. --count: so many receipts of random requests instead, and as many flipped."""
+
+import base64
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Checks, Server, arguments, data_url, drawing, parse_stream  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+DEMO = os.path.join(ROOT, "models", "demo")
+VERIFY = "/v1/receipts/verify"
+CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+OLLAMA, GENERATE = "/api/chat", "/api/generate"
+check = Checks()
+args = arguments(__doc__, count=0, seed=1)
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def turn(text="Say three words about rivers."):
+    return [{"role": "user", "content": text}]
+
+
+def with_image(text, seed):
+    part = {"type": "image_url", "image_url": {"url": data_url(drawing(seed))}}
+    return [{"role": "user", "content": [part, {"type": "text", "text": text}]}]
+
+
+def ends_of(value):
+    """The receipt of a response, or of one of its events."""
+    if isinstance(value, list):
+        found = [ends_of(v) for v in value]
+        return next((f for f in reversed(found) if f), None)
+    if not isinstance(value, dict):
+        return None
+    return value.get("receipt") or ends_of(value.get("response"))
+
+
+def events(text):
+    out = []
+    for line in text.splitlines():
+        line = line.removeprefix("data: ")
+        if line.startswith("{"):
+            out.append(json.loads(line))
+    return out
+
+
+def made(s, path, body):
+    """The receipt of a request."""
+    if not body.get("stream"):
+        status, answer = s.post(path, body)
+    else:
+        status, _, data = s.request("POST", path, body)
+        answer = events(data if isinstance(data, str) else data.decode())
+    if status != 200:
+        check.true(f"{path} answers", False, f"{status} {str(answer)[:300]} to {str(body)[:300]}")
+        return None
+    return ends_of(answer)
+
+
+def verdict(s, receipt, request=None):
+    body = {"receipt": receipt}
+    if request is not None:
+        body["request"] = request
+    status, answer = s.post(VERIFY, body)
+    return answer if status == 200 else {"verdict": f"HTTP {status}", "reason": answer}
+
+
+REQUESTS = [
+    (CHAT, {"messages": turn(), "max_tokens": 12}),
+    (CHAT, {"messages": turn(), "max_tokens": 12, "n": 3, "temperature": 1.3, "stream": True}),
+    (CHAT, {"messages": turn(), "max_tokens": 60, "temperature": 0.9, "top_p": 0.9, "stop": ["e", "th"]}),
+    (CHAT, {"messages": turn(), "max_tokens": 20, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}}),
+    (CHAT, {"messages": turn(), "max_tokens": 24, "min_tokens": 20, "temperature": 1, "top_k": 40,
+            "logit_bias": {"300": 3}, "presence_penalty": 0.5, "repetition_penalty": 1.2, "logprobs": True,
+            "top_logprobs": 3, "stream": True, "stream_options": {"include_usage": True}}),
+    (TEXT, {"prompt": ["A river", [5, 6, 7, 8]], "max_tokens": 20, "temperature": 0.8, "seed": 5, "n": 2}),
+    (TEXT, {"prompt": "one two one two one two", "max_tokens": 40, "temperature": 0, "echo": True,
+            "logprobs": 1, "stream": True}),
+    (TEXT, {"prompt": "yes or no:", "structured_outputs": {"regex": "(yes|no)( yes| no){4,9}"},
+            "max_tokens": 40}),
+    (MESSAGES, {"messages": turn(), "max_tokens": 16, "temperature": 0.7}),
+    (MESSAGES, {"messages": turn(), "max_tokens": 16, "stream": True, "stop_sequences": ["a"]}),
+    (RESPONSES, {"input": "A question about hills?", "max_output_tokens": 16}),
+    (RESPONSES, {"input": "A question about hills?", "max_output_tokens": 16, "stream": True}),
+    (OLLAMA, {"messages": turn(), "options": {"num_predict": 14, "temperature": 0.8}, "stream": True}),
+    (GENERATE, {"prompt": "Rivers", "options": {"num_predict": 14}, "stream": False}),
+]
+
+
+def test_all(s, images):
+    """Every API, streaming or not, short and full."""
+    receipts = []
+    more = [(CHAT, {"messages": with_image("What is it?", k), "max_tokens": 9}) for k in range(2 * images)]
+    for i, (path, body) in enumerate(REQUESTS + more):
+        for kind in (True, "full"):
+            request = {**body, "receipt": kind}
+            receipt = made(s, path, request)
+            if not receipt:
+                check.true(f"{path} {i} has a receipt", False)
+                continue
+            answer = verdict(s, receipt, None if kind == "full" else request)
+            check.equal(f"{path} {i} {kind}", answer.get("verdict"), "match")
+            if answer.get("verdict") != "match":
+                print("   ", json.dumps(answer)[:400])
+            text = json.dumps(receipt)
+            check.equal(f"{path} {i}: only a full one has the request", kind == "full", "rivers" in text
+                        or "hills" in text or '"body"' in text)
+            receipts.append((path, request, receipt))
+    return receipts
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, v in value.items():
+            yield from leaves(v, path + (key,))
+    elif isinstance(value, list):
+        for i, v in enumerate(value):
+            yield from leaves(v, path + (i,))
+    else:
+        yield path, value
+
+
+def flipped(text, dice):
+    """The text with one bit flipped, anywhere: JSON again, or None."""
+    data = bytearray(text.encode())
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    try:
+        return json.loads(data.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return None
+
+
+def test_flips(s, receipts, dice, count):
+    """One bit anywhere: what is JSON still is found wrong, with a reason."""
+    seen = {"mismatch": 0, "unverifiable": 0}
+    done = 0
+    while done < count:
+        path, request, receipt = dice.choice(receipts)
+        wrong = flipped(json.dumps(receipt, separators=(",", ":")), dice)
+        if wrong is None or wrong == receipt:
+            continue
+        done += 1
+        body = receipt["predicate"]["request"].get("body")
+        answer = verdict(s, wrong, request if body is None else None)
+        ok = answer.get("verdict") in seen and answer.get("reason")
+        if not ok:
+            check.true("a flipped bit is found", False, f"{answer} for {json.dumps(wrong)[:2000]}")
+        else:
+            seen[answer["verdict"]] += 1
+    check.true(f"{done} flipped: {seen}", all(seen.values()))
+
+
+def test_reasons(s, receipts):
+    """Each part: the verdict, and what is named."""
+    path, request, receipt = next(r for r in receipts if r[1]["receipt"] is True and r[0] == CHAT)
+    cases = [
+        (("predicate", "weights", "kvasir.checkpoint.v1"), "unverifiable", "weights"),
+        (("predicate", "arithmetic", "kernels"), "unverifiable", "kernels"),
+        (("predicate", "arithmetic", "revision"), "unverifiable", "revision"),
+        (("predicate", "request", "sha256"), "unverifiable", "request"),
+        (("predicate", "request", "api"), "unverifiable", "api"),
+        (("predicate", "prompts", 0, "sha256"), "unverifiable", "prompt"),
+        (("predicate", "sampling", "temperature"), "mismatch", "sampling"),
+        (("predicate", "choices", 0, "token_ids", 3), "mismatch", "token 3"),
+        (("predicate", "choices", 0, "logprobs_sha256"), "mismatch", "choices"),
+        (("predicate", "choices", 0, "finish"), "mismatch", "choices"),
+        (("subject", 0, "digest", "sha256"), "mismatch", "subject"),
+        (("predicateType",), "unverifiable", "version"),
+    ]
+    for where, want, named in cases:
+        wrong = copy.deepcopy(receipt)
+        at = wrong
+        for key in where[:-1]:
+            at = at[key]
+        old = at[where[-1]]
+        swapped = old + 1 if isinstance(old, (int, float)) else ("1" if old[0] == "0" else "0") + old[1:]
+        at[where[-1]] = swapped
+        answer = verdict(s, wrong, request)
+        check.equal(f"{where}", answer.get("verdict"), want)
+        check.true(f"{where} is named", named in str(answer.get("reason")), answer.get("reason"))
+    shorter = copy.deepcopy(receipt)
+    shorter["predicate"]["choices"][0]["token_ids"].pop()
+    check.equal("a token less", verdict(s, shorter, request).get("verdict"), "mismatch")
+    longer = copy.deepcopy(receipt)
+    longer["predicate"]["choices"][0]["token_ids"].append(5)
+    check.equal("a token more", verdict(s, longer, request).get("verdict"), "mismatch")
+    check.equal("without the request", verdict(s, receipt).get("verdict"), "unverifiable")
+    other = {**request, "messages": turn("Something else.")}
+    check.equal("another request", verdict(s, receipt, other).get("verdict"), "unverifiable")
+    answer = verdict(s, receipt, {**request, "messages": 5})
+    check.equal("an invalid request", answer.get("verdict"), "unverifiable")
+    check.equal("no receipt", s.post(VERIFY, {})[0], 400)
+    for odd in ([], "x", {}, {"payload": "AA=="}, {"_type": 1}):
+        check.equal(f"{odd} as a receipt", verdict(s, odd, request).get("verdict"), "unverifiable")
+
+
+def main():
+    dice = random.Random(args.seed)
+    models = [(DEMO, True)] + [(os.path.join(GOLDEN, *m), False) for m in (("llama", "smollm3_f32"),)]
+    for model, images in models:
+        with_images = images and 1
+        s = Server(args.binary, model, "--port", "0")
+        receipts = test_all(s, with_images)
+        if receipts:
+            test_reasons(s, receipts)
+            test_flips(s, receipts, dice, 60)
+        s.stop()
+    return check.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
