@@ -13,6 +13,7 @@
 #include "server/model_load.h"
 #include "server/run_batch.h"
 #include "server/serve.h"
+#include "server/verify_command.h"
 
 #include <curl/curl.h>
 #include <errno.h>
@@ -42,6 +43,7 @@ static int usage(FILE *f)
           "  kvasir inspect --devices        show the CPU and the GPUs of this machine\n"
           "  kvasir cache ls|verify|prune    look after the directory of --cache-dir (kvasir cache --help)\n"
           "  kvasir run-batch -i IN -o OUT   answer the requests of a file (kvasir run-batch --help)\n"
+          "  kvasir verify RECEIPT ...       recompute what receipts say (kvasir verify --help)\n"
           "  kvasir ready [PORT]             exit with code 0 if the server on this machine is ready\n"
           "  kvasir bench ...                measure the engine without a server (kvasir bench --help)\n"
           "  kvasir version                  print the version\n\n"
@@ -151,6 +153,7 @@ int main(int argc, char **argv)
     if (strcmp(command, "cache") == 0) return cache_command(argc - 1, argv + 1);
     if (strcmp(command, "run-batch") == 0) return sodium_init() < 0 ? 1 : run_batch(argc - 1, argv + 1);
     if (strcmp(command, "ready") == 0) return ready(argc - 1, argv + 1);
+    if (strcmp(command, "verify") == 0) return verify_command(argc - 1, argv + 1);
     static const char *const of_the_hub[] = {"pull", "list", "rm"};
     for (size_t i = 0; i < 3; i++)
         if (strcmp(command, of_the_hub[i]) == 0) return hub_main(argc - 1, argv + 1);

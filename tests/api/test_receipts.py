@@ -205,6 +205,68 @@ def test_reasons(s, receipts):
         check.equal(f"{odd} as a receipt", verdict(s, odd, request).get("verdict"), "unverifiable")
 
 
+def command(folder, receipts, *flags, request=None):
+    """kvasir verify: its exit code and verdicts."""
+    paths = []
+    for i, receipt in enumerate(receipts):
+        paths.append(os.path.join(folder, f"receipt-{i}.json"))
+        with open(paths[-1], "w") as f:
+            f.write(receipt if isinstance(receipt, str) else json.dumps(receipt))
+    if request is not None:
+        with open(os.path.join(folder, "request.json"), "w") as f:
+            json.dump(request, f)
+        flags += ("--request", f.name)
+    run = subprocess.run([args.binary, "verify", "--json", *paths, "--model", DEMO, *flags],
+                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120)
+    return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_command(dice):
+    """Signed receipts, other kernel sets, the command's verdicts and exit codes."""
+    with tempfile.TemporaryDirectory() as folder:
+        key, public = os.path.join(folder, "key.pem"), os.path.join(folder, "public.pem")
+        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
+        subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
+        short, full = ({"messages": turn(), "max_tokens": 10, "receipt": k} for k in (True, "full"))
+        s = Server(args.binary, DEMO, "--receipt-key", key, "--receipts", "on")
+        signed = [made(s, CHAT, body) for body in (full, short)]
+        plain = made(s, CHAT, {k: v for k, v in short.items() if k != "receipt"})
+        check.true("--receipts on", plain and plain.get("payload"))
+        check.equal("a signed one over HTTP", verdict(s, signed[0]).get("verdict"), "match")
+        s.stop()
+        code, answers = command(folder, [signed[0], {"receipt": signed[0]}], "--public-key", public)
+        check.equal("signed, by the command", (code, [a["verdict"] for a in answers]), (0, ["match"] * 2))
+        code, answers = command(folder, [signed[1]], "--public-key", public, request=short)
+        check.equal("with --request", (code, [a["verdict"] for a in answers]), (0, ["match"]))
+        code, answers = command(folder, [signed[1], "{"])
+        verdicts = [a["verdict"] for a in answers]
+        check.equal("without it, and no JSON", (code, verdicts), (2, ["unverifiable"] * 2))
+        wrong = []
+        while len(wrong) < 40:
+            one = flipped(json.dumps(signed[0], separators=(",", ":")), dice)
+            if one is not None and one != signed[0]:
+                wrong.append(one)
+        code, answers = command(folder, wrong, "--public-key", public)
+        check.equal("one bit flipped in a signed one", code, 1)
+        check.equal("none matches", [a for a in answers if a["verdict"] == "match"], [])
+        check.true("all have a reason", len(answers) == 40 and all(a["reason"] for a in answers))
+        statement = json.loads(base64.b64decode(signed[0]["payload"]))
+        kernels = statement["predicate"]["arithmetic"]["kernels"]
+        if kernels == "cpu-avx2":
+            check.skip("another kernel set", "this CPU has avx2 alone")
+        else:
+            code, answers = command(folder, [signed[0]], "--cpu-kernels", "avx2")
+            check.equal(f"{kernels} on avx2", (code, answers[0]["verdict"]), (2, "unverifiable"))
+            check.true("names both", kernels in answers[0]["reason"] and "cpu-avx2" in answers[0]["reason"])
+        s = Server(args.binary, DEMO, "--cpu-kernels", "avx2")
+        other = made(s, CHAT, full)
+        s.stop()
+        code, answers = command(folder, [other])
+        check.equal("avx2 picks its kernel set", (code, answers[0]["verdict"]), (0, "match"))
+        code, answers = command(folder, [other, signed[0]])
+        check.equal("a set each", (code, [a["verdict"] for a in answers]), (0, ["match"] * 2))
+
+
 def main():
     dice = random.Random(args.seed)
     models = [(DEMO, True)] + [(os.path.join(GOLDEN, *m), False) for m in (("llama", "smollm3_f32"),)]
@@ -216,6 +278,7 @@ def main():
             test_reasons(s, receipts)
             test_flips(s, receipts, dice, 60)
         s.stop()
+    test_command(dice)
     return check.end()
 
 
