@@ -75,4 +75,4 @@ export async function stream(path, body, {signal, onEvent}) {
 }
 
 export const models = async () => (await request('v1/models')).data;
-export const props = () => request('props');
+export const props = model => request(model ? `props?model=${encodeURIComponent(model)}` : 'props');

@@ -107,13 +107,16 @@ async function connect() {
   clearTimeout(connecting);
   try {
     const all = await api.models(), was = $('model').value || store.setting('model');
-    $('model').replaceChildren(...all.map(m => el('option', {value: m.id}, m.id)));
+    $('model').replaceChildren(...all.map(m => {
+      const off = m.status?.value === 'unloaded' && m.id !== was;
+      return el('option', {value: m.id}, off ? `${m.id} (not loaded)` : m.id);
+    }));
     if (all.some(m => m.id === was)) $('model').value = was;
     $('model-name').textContent = $('model').value;
     $('model').hidden = all.length < 2;
     $('model-name').hidden = all.length > 1;
     askKey(false);
-    const p = await api.props();
+    const p = await api.props(all.length > 1 ? $('model').value : '');
     const demo = /^demo\b/.test($('model').value) && all[0]?.meta?.n_params < 1e8;
     chat.model({vision: p.modalities?.vision !== false, chat: p.chat_template !== '', demo});
     settings.defaults(p.default_generation_settings);
@@ -128,7 +131,10 @@ function state(text) {
   $('state').textContent = text;
   $('state').hidden = !text;
 }
-$('model').addEventListener('change', () => store.setting('model', $('model').value));
+$('model').addEventListener('change', () => {
+  store.setting('model', $('model').value);
+  connect();
+});
 
 /* It asks before it complains: only a key that was refused is called wrong. */
 function askKey(yes) {
