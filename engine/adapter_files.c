@@ -287,10 +287,9 @@ static enum status read_pairs(struct adapter_files *f, const struct model_desc *
         char module[DESC_NAME_MAX];
         bool is_b;
         if (!split_name(t->name, f->gguf, module, &is_b)) return other_tensor(t, err);
-        if (!canonical(desc, module, pair->name)) {
-            if (weights_carried_along(t->name)) continue; /* of a part that is not served */
+        if (weights_carried_along(t->name)) continue; /* of a part that is not served */
+        if (!canonical(desc, module, pair->name))
             return err_set(err, ST_FORMAT, "tensor %s: this model has no such part", t->name);
-        }
         if (is_b) pair->b = t;
         else pair->a = t;
         if (!is_b && p) st = scale_of(p, module, t, &pair->scale, err);

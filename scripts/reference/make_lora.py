@@ -6,7 +6,7 @@ answers with each, unmerged, in float32.
 A folder NAME holds adapter_config.json and adapter_model.safetensors as PEFT saves them (matrices in bf16, B
 not zero), and expected.safetensors: prompt_ids, greedy_ids, follow (log-prob of each next token of the
 prompt), logprobs [generated, vocab] of the generated tokens. base.json says which checkpoint and which of its
-cases.
+cases. adapter.gguf: the same as llama.cpp's convert_lora_to_gguf.py writes it.
 """
 import json
 import math
@@ -15,6 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -23,6 +24,8 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
+
+from make_gguf import permuted
 
 REPO = Path(__file__).resolve().parent.parent.parent
 GOLDEN = REPO / "tests" / "golden"
@@ -33,6 +36,7 @@ ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "r": 4,
 ODD = {"target_modules": "all-linear", "r": 3, "lora_alpha": 5, "use_rslora": True}
 BASES = {  # checkpoint, case; what names the tower and the projector
     "llama": ("llama/llama3_f32", 0, None),
+    "llama_gguf": ("llama/llama_gguf_f32", 0, None),  # its attention also as a GGUF file
     "gemma3": ("gemma3/vision_f32", 0, r".*(vision_tower|multi_modal_projector).*"),
     "gemma4": ("gemma4/e2b_vision_f32", 0, r".*(vision_tower|embed_vision).*"),
     "paligemma": ("paligemma/pg2_f32", 0, r".*(vision_tower|multi_modal_projector).*"),
@@ -90,6 +94,26 @@ def spell(state, how):
     return state
 
 
+def write_gguf(out, state, model, alpha):
+    """Of a llama: the rows of q and k are permuted, as the base's."""
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    w = gguf.GGUFWriter(out / "adapter.gguf", "llama")
+    w.add_type("adapter")
+    w.add_string("adapter.type", "lora")
+    w.add_float32("adapter.lora.alpha", alpha)
+    for key, x in state.items():
+        layer, what, half = re.search(r"layers\.(\d+)\.self_attn\.(\w+)\.lora_([AB])", key).groups()
+        data = x.float().numpy()
+        if half == "B" and what in ("q_proj", "k_proj"):
+            c = model.config
+            data = permuted(data, c.num_attention_heads if what == "q_proj" else c.num_key_value_heads)
+        w.add_tensor(f"blk.{layer}.{names[what]}.weight.lora_{half.lower()}", np.ascontiguousarray(data))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 def make(name, base, case, lora, seed, spelling=None, patterns=False):
     folder, out = GOLDEN / base, OUT / name
     model, vision = load(folder)
@@ -123,6 +147,8 @@ def make(name, base, case, lora, seed, spelling=None, patterns=False):
     (out / "adapter_config.json").write_text(json.dumps(said_config, indent=1) + "\n")
     state = {k: v.bfloat16() for k, v in load_file(out / "adapter_model.safetensors").items()}
     save_file(spell(state, spelling), out / "adapter_model.safetensors", metadata={"format": "pt"})
+    if name == "llama_gguf_attention":
+        write_gguf(out, state, model, lora["lora_alpha"])
     save_numpy({"prompt_ids": np.array(ids, np.int32), "greedy_ids": np.array(greedy, np.int32),
                 "follow": follow, "logprobs": rows}, out / "expected.safetensors")
     (out / "base.json").write_text(json.dumps({"base": base, "case": case}, indent=1) + "\n")
@@ -141,6 +167,8 @@ def main():
             "attention": dict(lora=attention, spelling="bare"),
             "all": dict(lora=ODD, patterns=True),
         }
+        if family == "llama_gguf":
+            del kinds["all"]
         if tower:
             kinds["tower"] = dict(spelling="named")
         for k, (kind, how) in enumerate(kinds.items()):

@@ -25,11 +25,11 @@ static const struct family_case {
     const char *name, *family, *variant;
     uint32_t adapters; /* of the kinds */
 } families[] = {
-    {"llama", "llama", "llama3_f32", 2},         {"gemma3", "gemma3", "vision_f32", 3},
-    {"gemma4", "gemma4", "e2b_vision_f32", 3},   {"paligemma", "paligemma", "pg2_f32", 3},
-    {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", 3}, {"qwen3_vl", "qwen", "qwen3_vl_f32", 3},
-    {"qwen3_5", "qwen", "qwen3_5_f32", 3},       {"smolvlm", "tiles", "smolvlm_f32", 3},
-    {"mistral3", "native", "mistral3_f32", 3},
+    {"llama", "llama", "llama3_f32", 2},      {"llama_gguf", "llama", "llama_gguf_f32", 1},
+    {"gemma3", "gemma3", "vision_f32", 3},    {"gemma4", "gemma4", "e2b_vision_f32", 3},
+    {"paligemma", "paligemma", "pg2_f32", 3}, {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", 3},
+    {"qwen3_vl", "qwen", "qwen3_vl_f32", 3},  {"qwen3_5", "qwen", "qwen3_5_f32", 3},
+    {"smolvlm", "tiles", "smolvlm_f32", 3},   {"mistral3", "native", "mistral3_f32", 3},
 };
 #define FAMILIES (sizeof families / sizeof *families)
 
@@ -293,9 +293,166 @@ static void test_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
+/* ---- files ---- */
+
+static struct adapter_info info_of(struct engine *e, const char *path)
+{
+    struct adapter_info info;
+    struct adapter *a;
+    struct err err;
+    if (adapter_open(e, path, &a, &err)) fail_msg("%s", err.msg);
+    info = *adapter_info(a);
+    adapter_free(e, a);
+    return info;
+}
+
+/* One adapter in both formats is the same to a model of either: rows in the order of the other are put in
+ * theirs. The digest is of what is computed. */
+static void test_gguf(void **state)
+{
+    char dir[600], file[700], model[700];
+    struct engine *bases[2];
+    struct err err;
+    struct adapter_info want = {.bytes = 0}, inspected;
+    (void)state;
+    golden_dir(dir, sizeof dir, "lora", "llama_gguf_attention");
+    snprintf(file, sizeof file, "%s/adapter.gguf", dir);
+    golden_dir(model, sizeof model, "gguf", "llama.gguf");
+    struct engine_options opt = {.model_dir = model,
+                                 .backend = test_engine_backend(backend_sets[0]),
+                                 .kernels = test_engine_kernels(backend_sets[0]),
+                                 .dtype = DTYPE_F32,
+                                 .kv_bytes = 1u << 20};
+    bases[0] = open_base("llama", "llama_gguf_f32", backend_sets[0], DTYPE_F32, QUANTIZE_NONE);
+    if (engine_open(&opt, &bases[1], &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < 4; i++) {
+        struct adapter_info info = info_of(bases[i / 2], i % 2 ? file : dir);
+        if (i == 0) want = info;
+        assert_memory_equal(info.digest, want.digest, sizeof want.digest);
+        assert_int_equal(info.bytes, want.bytes);
+        assert_int_equal(info.rank_max, 4);
+        assert_false(info.touches_images);
+    }
+    if (adapter_inspect(&opt, file, &inspected, &err)) fail_msg("%s", err.msg);
+    assert_memory_equal(inspected.digest, want.digest, sizeof want.digest);
+    assert_int_equal(inspected.matrices, want.matrices);
+    engine_close(bases[0]);
+    engine_close(bases[1]);
+}
+
+static char *read_file(const char *dir, const char *name, size_t *len)
+{
+    char path[800];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    char *data = calloc(1, 1u << 20);
+    *len = fread(data, 1, (1u << 20) - 1, f);
+    fclose(f);
+    return data;
+}
+
+/* Writes the file with every `from` replaced; NULL: as it is. */
+static void write_file(const char *dir, const char *name, const char *data, size_t len, const char *from,
+                       const char *to)
+{
+    char path[800];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    size_t found = 0, n = from ? strlen(from) : 0;
+    for (size_t i = 0; i < len;) {
+        bool here = n && i + n <= len && memcmp(data + i, from, n) == 0;
+        found += here;
+        if (here) fwrite(to, 1, strlen(to), f);
+        else fputc(data[i], f);
+        i += here ? n : 1;
+    }
+    assert_true(!from || found);
+    fclose(f);
+}
+
+static void refused(struct engine *e, const char *path, const char *said)
+{
+    struct adapter *a;
+    struct err err;
+    if (!adapter_open(e, path, &a, &err)) fail_msg("accepted; wanted: %s", said);
+    if (!strstr(err.msg, said) || strchr(err.msg, '\n')) fail_msg("%s; wanted: %s", err.msg, said);
+}
+
+/* What PEFT's files may say that is not served, and what is wrong: one line that names it, and nothing else
+ * changes. */
+static void test_refusals(void **state)
+{
+    static const char config[] = "adapter_config.json", weights[] = "adapter_model.safetensors";
+    static const struct {
+        const char *file, *from, *to, *message;
+    } all[] = {
+        {config, "\"use_dora\": false", "\"use_dora\": true", "use_dora is not served"},
+        {config, "\"modules_to_save\": null", "\"modules_to_save\": [\"head\"]", "modules_to_save"},
+        {config, "\"trainable_token_indices\": null", "\"trainable_token_indices\": [1]", "trainable_token"},
+        {config, "\"lora_bias\": false", "\"lora_bias\": true", "lora_bias"},
+        {config, "\"bias\": \"none\"", "\"bias\": \"all\"", "bias: only none"},
+        {config, "\"LORA\"", "\"LOHA\"", "peft_type"},
+        {config, "\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"", "init_lora_weights"},
+        {config, "\"r\": 4", "\"r\": 0", "says rank 0"},
+        {config, "\"r\": 4", "\"r\": 1000000000", "says rank 1e+09"},
+        {config, "\"r\": 4", "\"r\": 5", "has rank 4"},
+        {config, "\"lora_alpha\": 6", "\"lora_alpha\": 1e300", "alpha 1e+300"},
+        {config, "\"rank_pattern\": {}", "\"rank_pattern\": {\"(q|k)_proj\": 4}", "(q|k)_proj"},
+        {config, "\"rank_pattern\": {}", "\"rank_pattern\": {\"^q_proj\": 5, \".*0.self_attn.q_proj\": 5}",
+         "says rank 5"},
+        {config, "\"alpha_pattern\": {}", "\"alpha_pattern\": {\"q_proj\": \"x\"}", "must have numbers"},
+        {config, "\"q_proj\"", "\"x_proj\"", "target_modules does not name it"},
+        {config, "{", "[", "adapter_config.json"},
+        {weights, "0.self_attn.q_proj.lora_B", "0.self_attn.q_proj.lora_X", "only lora_A and lora_B"},
+        {weights, "q_proj.lora_B.weight", "q_proj.lora_B.biases", "only lora_A and lora_B"},
+        {weights, "layers.0.self_attn.q_proj.lora_B", "layers.9.self_attn.q_proj.lora_B", "is missing"},
+        {weights, "layers.1.", "layers.7.", "not a product of this model"},
+        {weights, "model.layers.", "audio.layers.", "not a product of this model"},
+        {weights, "\"model.layers.0.self_attn.v_proj.lora_A", "      \"layers.0.self_attn.q_proj.lora_A",
+         "same part"},
+        {weights, "BF16", "XX16", "adapter_model.safetensors"},
+        {weights, "\"shape\":[4,", "\"shape\":[0,", "adapter_model.safetensors"},
+    };
+    char from[600], other[600], to[] = "/tmp/test_engine_lora_XXXXXX", path[64];
+    size_t config_len, weights_len;
+    (void)state;
+    golden_dir(from, sizeof from, "lora", "llama_attention");
+    assert_non_null(mkdtemp(to));
+    char *configs = read_file(from, config, &config_len), *tensors = read_file(from, weights, &weights_len);
+    struct engine *e = open_base("llama", "llama3_f32", backend_sets[0], DTYPE_AUTO, QUANTIZE_NONE);
+    struct adapter_info before = info_of(e, from);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        bool tensor = all[i].file == weights;
+        write_file(to, config, configs, config_len, tensor ? NULL : all[i].from, all[i].to);
+        write_file(to, weights, tensors, weights_len, tensor ? all[i].from : NULL, all[i].to);
+        refused(e, to, all[i].message);
+    }
+    write_file(to, config, configs, config_len, NULL, NULL);
+    write_file(to, weights, tensors, weights_len - 8, NULL, NULL);
+    refused(e, to, weights);
+    memcpy(tensors + weights_len - 2, "\xc0\x7f", 2); /* NaN */
+    write_file(to, weights, tensors, weights_len, NULL, NULL);
+    refused(e, to, "not finite");
+    golden_dir(other, sizeof other, "lora", "gemma3_attention");
+    refused(e, other, "another model");
+    struct adapter_info after = info_of(e, from);
+    assert_memory_equal(before.digest, after.digest, sizeof before.digest);
+    engine_close(e);
+    free(configs);
+    free(tensors);
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", to, i ? config : weights);
+        unlink(path);
+    }
+    rmdir(to);
+}
+
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_bits),
+                                       cmocka_unit_test(test_gguf), cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
