@@ -115,6 +115,7 @@ START(pooling)
 START(classify)
 START(rerank)
 START(score)
+START(generative_scoring)
 
 /* ---- POST /v1/receipts/verify ---- */
 

@@ -136,6 +136,11 @@ static void choice_write(struct json_writer *o, struct choice *c)
         if (form(g)->prompt_each) prompt_ids(o, c->prompt);
     }
     if (form(g)->prompt_each && g->q.prompt_logprobs) logprobs_prompt(o, g, c->prompt);
+    if (g->q.given_count) {
+        jw_text(o, ",\"logprob\":");
+        logprobs_value(o, (float)c->likelihood);
+        jw_text(o, c->unlikely ? ",\"is_greedy\":false" : ",\"is_greedy\":true");
+    }
     jw_text(o, "}");
 }
 

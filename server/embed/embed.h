@@ -15,6 +15,10 @@ extern const struct dialect dialect_ollama_embed;
 extern const struct dialect dialect_ollama_embeddings;
 extern const struct dialect dialect_rerank;
 extern const struct dialect dialect_score;
+/* Probabilities of given tokens as the next one: /v1/score with label_token_ids as SGLang has it, and vLLM's
+ * POST /generative_scoring. */
+extern const struct dialect dialect_labels;
+extern const struct dialect dialect_generative_scoring;
 
 /* The fields that all three share: user, cache_salt, priority; no tokens are sampled. */
 enum status embed_read(struct generation *g, json_t *root, unsigned api);
@@ -23,6 +27,8 @@ enum status embed_text_add(struct buf *b, const json_t *text);
 json_t *embed_text_end(struct buf *b, bool ok);
 /* `input` or `messages`, with the fields of embed_read. */
 enum status embed_inputs(struct generation *g, json_t *root, unsigned api);
+/* The log-probs of these tokens as the next one: sample j is about ids[j], which g keeps. */
+enum status embed_next(struct generation *g, uint32_t *ids, size_t count);
 json_t *embed_list(json_t *v); /* v, or a list of it; NULL: out of memory */
 /* The template for pairs of a model whose pooling is read; own: --chat-template is one. */
 enum status embed_pairs_load(struct model *m, bool own, struct err *err) KV_MUST_CHECK;

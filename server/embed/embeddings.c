@@ -29,6 +29,17 @@ enum status embed_read(struct generation *g, json_t *root, unsigned api)
     return ST_OK;
 }
 
+enum status embed_next(struct generation *g, uint32_t *ids, size_t count)
+{
+    struct inference_request *q = &g->q;
+    if (!(q->given = arena_alloc(&q->arena, count, sizeof *q->given))) return gen_nomem(g);
+    for (size_t i = 0; i < count; i++) q->given[i] = (struct prompt_input){.ids = &ids[i], .id_count = 1};
+    q->n = q->given_count = (uint32_t)count;
+    q->max_tokens = 1;
+    q->sampling.logprobs = 0;
+    return ST_OK;
+}
+
 enum status embed_activation(struct generation *g, json_t *root, bool *raw)
 {
     bool use = true;

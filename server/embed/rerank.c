@@ -30,32 +30,28 @@ static const char QUESTION[] = "<|im_start|>system\n" SYSTEM "<|im_end|>\n<|im_s
 static const char BARE[] = "{{ messages[0].content }}{{ messages[1].content }}";
 
 struct rerank_state {
-    struct sampling_bias only[2]; /* of a prompt's first sample: "yes"; of its second: "no" */
-    uint32_t top;                 /* of a rerank, which is sorted: most results; else 0 */
-    bool texts;                   /* documents are returned */
-    bool late;                    /* the prompts are the queries, then the documents */
-    bool raw;                     /* a classifier's number as it is */
-    uint32_t queries, count;      /* 1 or as many as documents; documents */
-    json_t *documents;            /* their texts, or nulls; owned */
+    uint32_t top;            /* of a rerank, which is sorted: most results; else 0 */
+    bool texts;              /* documents are returned */
+    bool late;               /* the prompts are the queries, then the documents */
+    bool raw;                /* a classifier's number as it is */
+    uint32_t queries, count; /* 1 or as many as documents; documents */
+    json_t *documents;       /* their texts, or nulls; owned */
 };
 
-/* Above any difference of logits. */
-#define FORCED 1e30f
-
-static enum status answers(struct generation *g, struct rerank_state *s)
+/* A prompt's first sample is "yes", its second "no". */
+static enum status answers(struct generation *g)
 {
     static const char *const words[] = {"yes", "no"};
     const struct model *m = g->ctx->model;
-    for (int i = 0; i < 2; i++) {
+    uint32_t *ids = arena_alloc(&g->q.arena, 2, sizeof *ids);
+    for (int i = 0; ids && i < 2; i++) {
         int64_t own = i ? m->pooling->false_id : m->pooling->true_id;
-        s->only[i].bias = FORCED;
-        if (m->pooling->scores && own >= 0 && own < (int64_t)m->caps.vocab_size)
-            s->only[i].id = (uint32_t)own;
-        else if (!tok_id_of(m->tok, words[i], strlen(words[i]), &s->only[i].id))
+        if (m->pooling->scores && own >= 0 && own < (int64_t)m->caps.vocab_size) ids[i] = (uint32_t)own;
+        else if (!tok_id_of(m->tok, words[i], strlen(words[i]), &ids[i]))
             return api_fail(g->e, 400, "unsupported_model", "model",
                             "This model can't rerank: its vocabulary has no token \"%s\".", words[i]);
     }
-    return ST_OK;
+    return ids ? embed_next(g, ids, 2) : gen_nomem(g);
 }
 
 /* A string, or an object with a member `text` as Cohere and Jina have it. */
@@ -108,7 +104,7 @@ static enum status common(struct generation *g, json_t *root, unsigned api, cons
     const struct model *m = g->ctx->model;
     bool head = m->pooling->classifier;
     g->q.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
-    if (embed_read(g, root, api) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g, s)))
+    if (embed_read(g, root, api) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g)))
         return ST_INVALID;
     json_t *variables = field(root, "chat_template_kwargs");
     if (variables && !json_is_object(variables))
@@ -117,12 +113,6 @@ static enum status common(struct generation *g, json_t *root, unsigned api, cons
     g->q.variables = variables ? json_copy(variables) : json_object();
     if (!g->q.variables || (v && json_object_set(g->q.variables, "instruction", v))) return gen_nomem(g);
     if (s->late) g->q.pooling = POOL_ALL;
-    if (s->late || head) return ST_OK;
-    g->q.n = 2;
-    g->q.max_tokens = 1;
-    g->q.ignore_eos = true;
-    g->q.sampling.logprobs = 0;
-    g->q.only = s->only;
     return ST_OK;
 }
 
@@ -245,6 +235,10 @@ static enum status read_score(struct generation *g, json_t *root)
     static const char *const names[][2] = {
         {"text_1", "text_2"}, {"queries", "documents"}, {"queries", "items"}, {"data_1", "data_2"}};
     const json_t *instruction;
+    if (field(root, "label_token_ids")) {
+        g->dialect = &dialect_labels;
+        return g->dialect->read(g, root);
+    }
     size_t k = field(root, "queries") ? field(root, "items") ? 2 : 1 : field(root, "data_1") ? 3 : 0;
     for (size_t i = 0; i < 2; i++)
         if (!field(root, names[k][i]))
@@ -295,7 +289,7 @@ static double score(const struct generation *g, uint32_t i)
         return (double)v;
     }
     if (s->late) return interaction(g, s->queries == 1 ? 0 : i, s->queries + i, p->width);
-    return 1 / (1 + exp((double)g->choices[2 * i + 1].logprob - (double)g->choices[2 * i].logprob));
+    return 1 / (1 + exp(g->choices[2 * i + 1].logprob - g->choices[2 * i].logprob));
 }
 
 static void scale(struct generation *g)

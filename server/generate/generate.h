@@ -93,6 +93,8 @@ struct choice {
     size_t id_cap;
     uint32_t proposed, accepted;            /* draft tokens so far (struct sched_event) */
     float logprob;                          /* the last token's */
+    double likelihood;                      /* the sum of its log-probs, if it is wanted */
+    bool unlikely;                          /* one was not the most likely */
     crypto_hash_sha256_state logprobs_hash; /* with a receipt: of all of them */
     struct token_alt drew, given; /* a receipt is checked, and was found wrong after id_count ids; */
     bool differs;
@@ -141,7 +143,7 @@ void gen_responses_check(struct server *s); /* while responses exceed --response
 /* generate/receipt.c. Worker, after the request is read; full: a copy of its body, made before, which it
  * takes, or NULL. */
 enum status gen_receipt_begin(struct generation *g, json_t *full);
-void gen_receipt_free(struct gen_receipt *x);                        /* NULL is fine */
+void gen_receipt_free(struct gen_receipt *x);                              /* NULL is fine */
 void gen_receipt_write(struct json_writer *o, const struct generation *g); /* ,"receipt":.. if there is one */
 /* A receipt is checked: worker, when the prompts are made. A verdict that needs no run is g->out. */
 void gen_verify_before(struct generation *g);

@@ -275,7 +275,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     if (st || !c->out) return st;
     chat_output_token(c->out, reasoning);
     /* The only allowed call is complete: further output would be dropped anyway. */
-    if (chat_output_done(c->out) && !ignores_eos(g) && c->id_count >= g->q.min_tokens)
+    if (chat_output_done(c->out) && !g->q.given_count && !ignores_eos(g) && c->id_count >= g->q.min_tokens)
         choice_finish(c, FIN_STOP);
     return ST_OK;
 }
@@ -319,6 +319,8 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gene
     c->logprob = ev->token.logprob;
     if (g->receipt)
         crypto_hash_sha256_update(&c->logprobs_hash, (const unsigned char *)&c->logprob, sizeof c->logprob);
+    c->likelihood += (double)ev->token.logprob;
+    c->unlikely = c->unlikely || ev->token.rank != 1;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
     if (g->q.stream) gen_stream_token(c);
@@ -405,6 +407,12 @@ static enum status take_pooled(struct choice *c, const double *pooled)
     return st;
 }
 
+/* Whether a generation would have stopped after the given tokens, its stop strings aside. */
+static bool given_stops(const struct choice *c)
+{
+    return (c->out && chat_output_done(c->out)) || (c->id_count && is_stop_id(c, c->ids[c->id_count - 1]));
+}
+
 static void on_end(struct choice *c, const struct sched_event *ev, struct generation **touched)
 {
     struct generation *g = c->gen;
@@ -415,7 +423,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
     if (r->lora) atomic_fetch_sub(&r->lora->sequences, 1);
     share_sub(r->response.share, SHARE_QUEUE, 1);
     cache_seen(c, ev);
-    if (ev->end == END_GIVEN || ev->end == END_DIFFERS) { /* a receipt is wrong, unless it has finished */
+    if ((ev->end == END_GIVEN && !g->q.given_count) || ev->end == END_DIFFERS) {
+        /* a receipt is wrong, unless it has finished */
         c->differs = ev->end == END_DIFFERS && c->finish == FIN_NONE;
         c->drew = ev->drew;
         c->given = ev->given;
@@ -430,7 +439,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct genera
             c->stop_is_id = true;
             c->stop_id = ev->stop_id;
         }
-        choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
+        bool cut = ev->end == END_LENGTH || (ev->end == END_GIVEN && !given_stops(c));
+        choice_finish(c, cut ? FIN_LENGTH : FIN_STOP);
         if (output_run(c) || (ev->pooled && take_pooled(c, ev->pooled))) gen_abort_status(r, ST_NOMEM, NULL);
         else if (g->dialect->token && !g->failed && !r->cancelled)
             g->dialect->token(c); /* text held back until the end */
@@ -594,10 +604,6 @@ static bool choices_create(struct generation *g)
         crypto_hash_sha256_init(&c->logprobs_hash);
         c->sampling = g->q.sampling;
         c->sampling.seed = choice_seed(seed, i % g->q.n);
-        if (g->q.only) {
-            c->sampling.bias = &g->q.only[i % g->q.n];
-            c->sampling.bias_count = 1;
-        }
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->q.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, g->q.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
@@ -611,7 +617,7 @@ static bool choices_create(struct generation *g)
             if (buf_reserve(&c->text, pooled_floats(c) * sizeof(float))) return false;
             account_choice(c);
         }
-        if (!output_create(c) || !gen_constraint_start(c)) return false;
+        if (!output_create(c) || (!g->q.given_count && !gen_constraint_start(c))) return false;
     }
     tags_find(g);
     return true;
@@ -631,10 +637,16 @@ static enum status submit(struct choice *c, struct err *err)
     }
     uint32_t given_count = 0;
     const uint32_t *given = gen_verify_given(c, &given_count, &max);
+    if (g->q.given_count) {
+        const struct prompt_input *own = &g->q.given[g->q.given_count == 1 ? 0 : c->index % g->q.n];
+        given = own->ids;
+        given_count = (uint32_t)own->id_count;
+    }
     struct sched_sequence seq = {
         .prompt = &c->prompt->prompt,
         .given = given,
         .given_count = given_count,
+        .forced = g->q.given_count > 0,
         .sampling = &c->sampling,
         .pooling = g->q.pooling,
         .tokens_max = max,

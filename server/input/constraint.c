@@ -397,6 +397,7 @@ enum status gen_constraint_make(struct generation *g)
     const struct inference_request *p = &g->q;
     struct constraint_maker m = {.g = g};
     json_t *tools = g->rules.calls ? g->q.tools : NULL;
+    if (p->given_count) return ST_OK; /* it was perhaps made with it */
     if (tools && bare_calls(&m, tools)) return ST_NOMEM;
     if (tools && !p->tool_choice.required && !p->tool_choice.limited && !any_strict(tools) && !p->format.kind)
         tools = NULL;

@@ -50,7 +50,7 @@ struct reasoning_choice {
     uint32_t budget;
     const char *budget_path; /* static: its field; NULL: kept where it can be */
 };
-/* A prompt of a completion: a text, or token ids. */
+/* A prompt of a completion: a text, or token ids; or an output's ids. */
 struct prompt_input {
     struct text text; /* data NULL: */
     uint32_t *ids;
@@ -104,9 +104,11 @@ struct inference_request {
     struct response_format format;
     struct tool_choice tool_choice;
     struct reasoning_choice reasoning;
-    enum sched_pooling pooling;       /* embeddings: nothing is sampled */
-    uint64_t tokens_max;              /* of all prompts: their vectors fit a response; 0: as always */
-    const struct sampling_bias *only; /* [n]: sample j's one token; or NULL */
+    enum sched_pooling pooling; /* embeddings: nothing is sampled */
+    uint64_t tokens_max;        /* of all prompts: their vectors fit a response; 0: as always */
+    /* The output's ids: given_count is n (of sample j), 1 (of each sample) or 0 (it is generated). */
+    struct prompt_input *given;
+    uint32_t given_count;
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 

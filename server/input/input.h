@@ -214,6 +214,10 @@ struct sampling_defaults sampling_defaults(const struct context *x);
 void gen_salt(const struct context *x, const struct caller *of, const char *text, size_t len,
               uint8_t out[32]);
 
+/* input/given.c (worker) */
+/* A list of token ids, not empty, -> *in. */
+enum status gen_ids_read(struct generation *g, struct arena *arena, const json_t *list, const char *path,
+                         struct prompt_input *in) KV_MUST_CHECK;
 /* input/format.c (worker) */
 enum status gen_parse_format(struct generation *g, json_t *root, unsigned api);
 /* A schema, or a schema as a string; path: static. */

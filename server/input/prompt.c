@@ -198,24 +198,6 @@ static enum status infill_check(struct generation *g, json_t *suffix)
 
 /* ---- reading ---- */
 
-static enum status ids_read(struct generation *g, json_t *list, const char *path, struct prompt_input *in)
-{
-    size_t count = json_array_size(list);
-    if (!count) return api_fail(g->e, 400, "empty_array", path, "The prompt is empty.");
-    if (!(in->ids = arena_alloc(&g->q.messages.arena, count, sizeof *in->ids))) return gen_nomem(g);
-    for (; in->id_count < count; in->id_count++) {
-        int64_t id;
-        if (!json_to_int(json_array_get(list, in->id_count), &id))
-            return api_fail(g->e, 400, "invalid_type", path,
-                            "A prompt of token ids must hold integers only.");
-        if (id < 0 || id >= (int64_t)g->ctx->model->info->vocab_size)
-            return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
-                            (long long)id);
-        in->ids[in->id_count] = (uint32_t)id;
-    }
-    return ST_OK;
-}
-
 /* Where prompt i is in the request. */
 static void input_path(const struct generation *g, size_t i, char out[40])
 {
@@ -238,7 +220,7 @@ static enum status inputs_read(struct generation *g, json_t *v)
         input_path(g, q->input_count, path);
         enum status st =
             json_is_string(one)  ? arena_text(&q->messages.arena, one, &in->text) ? gen_nomem(g) : ST_OK
-            : json_is_array(one) ? ids_read(g, one, path, in)
+            : json_is_array(one) ? gen_ids_read(g, &q->messages.arena, one, path, in)
                                  : api_fail(g->e, 400, "invalid_type", path,
                                             "A prompt must be a string or an array of token ids.");
         if (st) return st;

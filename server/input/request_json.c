@@ -266,13 +266,37 @@ static struct sampling_bias *biases_read(struct request_reader *r, const json_t 
     return list;
 }
 
+static void inputs_write(struct json_writer *o, const char *name, const struct prompt_input *list,
+                         size_t count)
+{
+    if (!count) return;
+    key(o, name);
+    for (size_t i = 0; i < count; i++) {
+        jw_text(o, i ? "," : "[");
+        if (list[i].text.data) jw_string(o, list[i].text.data, list[i].text.len);
+        else jw_ids(o, list[i].ids, list[i].id_count);
+    }
+    jw_text(o, "]");
+}
+
+static struct prompt_input *inputs_read(struct request_reader *r, const json_t *v, size_t *count)
+{
+    struct prompt_input *list = list_of(r, v, sizeof *list, count);
+    for (size_t i = 0; i < *count; i++) {
+        const json_t *one = json_array_get(v, i);
+        if (json_is_string(one)) list[i].text = text_read(r, one);
+        else list[i].ids = ids_read(r, one, &list[i].id_count);
+        check(r, list[i].text.data || list[i].id_count, ST_FORMAT);
+    }
+    return list;
+}
+
 static void lists_write(struct json_writer *o, const struct inference_request *q)
 {
     const struct sampling_params *s = &q->sampling;
     ids_write(o, "stop_ids", q->stop_ids, q->stop_id_count);
     ids_write(o, "free", s->ngrams.free, s->ngrams.free_count);
     biases_write(o, "bias", s->bias, s->bias_count);
-    biases_write(o, "only", q->only, q->n);
     texts_write(o, "choices", q->format.choices, q->format.choice_count);
     texts_write(o, "allowed", q->tool_choice.allowed, q->tool_choice.allowed_count);
     if (q->stop_count) key(o, "stops");
@@ -281,13 +305,8 @@ static void lists_write(struct json_writer *o, const struct inference_request *q
         jw_string(o, q->stops[i].text, q->stops[i].len);
     }
     if (q->stop_count) jw_text(o, "]");
-    if (q->input_count) key(o, "inputs");
-    for (size_t i = 0; i < q->input_count; i++) {
-        jw_text(o, i ? "," : "[");
-        if (q->inputs[i].text.data) jw_string(o, q->inputs[i].text.data, q->inputs[i].text.len);
-        else jw_ids(o, q->inputs[i].ids, q->inputs[i].id_count);
-    }
-    if (q->input_count) jw_text(o, "]");
+    inputs_write(o, "inputs", q->inputs, q->input_count);
+    inputs_write(o, "given", q->given, q->given_count);
 }
 
 static void lists_read(struct request_reader *r, json_t *from)
@@ -300,8 +319,10 @@ static void lists_read(struct request_reader *r, json_t *from)
     q->sampling.ngrams.free_count = (uint32_t)count;
     q->sampling.bias = biases_read(r, field(from, "bias"), &count);
     q->sampling.bias_count = (uint32_t)count;
-    q->only = biases_read(r, field(from, "only"), &count);
-    check(r, !q->only || count == q->n, ST_FORMAT);
+    q->given = inputs_read(r, field(from, "given"), &count);
+    q->given_count = (uint32_t)count;
+    check(r, count < 2 || count == q->n, ST_FORMAT);
+    for (size_t i = 0; i < count && !r->st; i++) check(r, q->given[i].ids, ST_FORMAT);
     q->format.choices = texts_read(r, field(from, "choices"), &q->format.choice_count);
     q->tool_choice.allowed = texts_read(r, field(from, "allowed"), &q->tool_choice.allowed_count);
     const struct text *stops = texts_read(r, field(from, "stops"), &count);
@@ -311,14 +332,7 @@ static void lists_read(struct request_reader *r, json_t *from)
         check(r, stops[i].len > 0, ST_FORMAT);
         q->stops[q->stop_count++] = (struct stop_string){stops[i].data, stops[i].len};
     }
-    const json_t *inputs = field(from, "inputs");
-    q->inputs = list_of(r, inputs, sizeof *q->inputs, &q->input_count);
-    for (size_t i = 0; i < q->input_count; i++) {
-        const json_t *one = json_array_get(inputs, i);
-        if (json_is_string(one)) q->inputs[i].text = text_read(r, one);
-        else q->inputs[i].ids = ids_read(r, one, &q->inputs[i].id_count);
-        check(r, q->inputs[i].text.data || q->inputs[i].id_count, ST_FORMAT);
-    }
+    q->inputs = inputs_read(r, field(from, "inputs"), &q->input_count);
 }
 
 /* ---- messages ---- */

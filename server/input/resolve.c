@@ -123,7 +123,8 @@ static enum status resolve_length(struct generation *g)
 {
     struct inference_request *q = &g->q;
     uint64_t fallback = g->ctx->opt->default_max_tokens;
-    if (q->kind == GEN_COMPLETION && q->has_max_tokens && !q->max_tokens && !q->echo)
+    gen_given_resolve(q);
+    if (q->kind == GEN_COMPLETION && q->has_max_tokens && !q->max_tokens && (!q->echo || q->given_count))
         return api_fail(g->e, 400, "invalid_value", "max_tokens", "max_tokens must be at least 1.");
     if (!q->has_max_tokens && (q->kind == GEN_COMPLETION || fallback)) {
         q->max_tokens_fit = q->max_tokens_fit || q->kind != GEN_COMPLETION;
@@ -147,7 +148,7 @@ static void resolve_sampling(struct inference_request *q)
         s->top_k = greedy ? 0 : 1; /* only the most likely token */
     }
     q->has_seed = q->has_seed && q->seed != -1;
-    if (q->logprobs) s->logprobs = q->logprobs_top;
+    if (q->logprobs || q->given_count) s->logprobs = q->logprobs_top;
     if (q->kind != GEN_COMPLETION || !q->echo || !q->logprobs) return;
     if (s->prompt_logprobs == SAMPLING_NO_LOGPROBS || s->prompt_logprobs < q->logprobs_top)
         s->prompt_logprobs = q->logprobs_top;

@@ -22,7 +22,8 @@ CLIENTS = {"openai": ["openai[realtime]==3.54.0", "pydantic==2.14.3"], "anthropi
            "codex": ["pydantic==2.14.3", "websockets==17.4"], "claude_code": ["pydantic==2.14.3"],
            "open_responses": ["pydantic==2.14.3", "websockets==17.4"],
            "ocr": ["openai==3.54.0", "pillow", "pydantic==2.14.3"],
-           "sglang": ["openai==3.54.0", "websockets==17.4"], "mcp_tools": ["pydantic==2.14.3"]}
+           "sglang": ["openai==3.54.0", "websockets==17.4"], "mcp_tools": ["pydantic==2.14.3"],
+           "lm_eval": ["lm-eval[api]==0.4.13", "pydantic==2.14.3"]}
 
 
 def environment(client):
