@@ -250,16 +250,6 @@ static char *trim(char *s)
     return s;
 }
 
-/* The next source overrides a list, and its own values add up. */
-static void list_restart(const struct row *r, struct options *o, bool *begun)
-{
-    char **field = (char **)(void *)((char *)o + r->at);
-    if (r->kind != K_LIST || *begun) return;
-    *begun = true;
-    free(*field);
-    *field = NULL;
-}
-
 /* The model of that name, or a new one; its path, if given. */
 static enum status model_add(struct options *o, const char *name, size_t len, const char *path,
                              struct err *err)
@@ -376,7 +366,6 @@ static enum status env_read(unsigned commands, struct options *o, struct err *er
         const char *v = row_of(&rows[i], commands) ? env_get(name) : NULL;
         if (!v || !*v) continue;
         if (strcmp(name, "KVASIR_PORT") == 0 && strncmp(v, "tcp://", 6) == 0) continue; /* Kubernetes again */
-        list_restart(&rows[i], o, &(bool){false});
         enum status st = row_set(&rows[i], o, v, "environment, --", err);
         if (st) return st;
     }
@@ -470,7 +459,6 @@ static enum status model_argument(const char *a, struct options *o, bool file, s
 static enum status args_read(unsigned commands, int argc, char **argv, struct options *o, bool only_config,
                              struct err *err)
 {
-    bool listed = false; /* there is one list */
     int models = 0;
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
@@ -502,7 +490,6 @@ static enum status args_read(unsigned commands, int argc, char **argv, struct op
             return err_set(err, ST_INVALID, "--%s needs a value", r->name);
         }
         if (only_config && strcmp(r->name, "config") != 0) continue;
-        list_restart(r, o, &listed);
         enum status st = row_set(r, o, value, "--", err);
         if (st) return st;
     }

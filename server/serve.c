@@ -384,7 +384,7 @@ static void server_end(struct process *p)
     loop_close(&p->loop);
     jobs_close(s->jobs);
     grammars_stop(s->ctx.grammars);
-    adapters_destroy(s->ctx.adapters);
+    adapters_stop(s->ctx.adapters);
     model_free(&p->model);
 }
 

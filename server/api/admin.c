@@ -66,13 +66,6 @@ void api_drop_start(struct request *r)
 
 /* ---- LoRA adapters ---- */
 
-static void lora_done(struct request *r, const char *name, const char *what)
-{
-    r->response.content_type = "text/plain; charset=utf-8";
-    if (buf_addf(&r->response.out, "Success: LoRA adapter '%s' %s successfully.", name, what))
-        (void)api_nomem(&r->response.error);
-}
-
 static void lora_load(struct request *r, json_t *root, const char *name)
 {
     const struct context *x = &r->srv->ctx;
@@ -80,44 +73,37 @@ static void lora_load(struct request *r, json_t *root, const char *name)
     bool in_place = false;
     struct err err;
     if (field_bool(&r->response.error, root, "load_inplace", &in_place)) return;
-    if (!name || !*name || !given || !*given) {
+    if (!*name || !given || !*given) {
         (void)api_fail(&r->response.error, 400, "missing_required_parameter", NULL,
                        "Both 'lora_name' and 'lora_path' must be provided.");
         return;
     }
     char *path = adapters_path(x->adapters, given);
-    enum status st = path ? adapters_load(x, x->model->engine, name, path, in_place, &err) : ST_OK;
-    if (!path)
-        (void)api_fail(
-            &r->response.error, 404, "not_found", "lora_path",
-            "No adapter found for %.200s: lora_path is a directory or a file below --lora-dir, %s.", given,
-            x->opt->lora_dir ? "absolute or relative to it" : "which this server has not");
-    else if (st) (void)api_fail_status(&r->response.error, st, NULL, &err);
-    else lora_done(r, name, "added");
+    enum status st = path ? adapters_load(x, x->model->engine, name, path, in_place, &err)
+                          : err_set(&err, ST_NOT_FOUND,
+                                    "No adapter found for %.200s: lora_path is a directory or a file below "
+                                    "--lora-dir, which this server has%s.",
+                                    given, x->opt->lora_dir ? "" : " not");
+    if (st) (void)api_fail_status(&r->response.error, st, NULL, &err);
     free(path);
-}
-
-static void lora_unload(struct request *r, const char *name)
-{
-    if (!name || !*name)
-        (void)api_fail(&r->response.error, 400, "missing_required_parameter", "lora_name",
-                       "'lora_name' needs to be provided to unload a LoRA adapter.");
-    else if (!adapters_unload(r->srv->ctx.adapters, name))
-        (void)api_fail(&r->response.error, 404, "not_found", "lora_name",
-                       "The lora adapter '%.127s' cannot be found.", name);
-    else lora_done(r, name, "removed");
 }
 
 static void lora_job(struct request *r)
 {
+    bool unloads = strstr(r->route->label, "unload");
     json_t *root = NULL;
     if (request_body_parse(r, &root)) return;
     json_t *v = field(root, "lora_name");
-    const char *name = json_string_length(v) == strlen(json_is_string(v) ? json_string_value(v) : "")
-                           ? json_string_value(v)
-                           : NULL;
-    if (strstr(r->route->label, "unload")) lora_unload(r, name);
-    else lora_load(r, root, name);
+    const char *name = json_is_string(v) ? json_string_value(v) : "";
+    if (strlen(name) != json_string_length(v)) name = "";
+    if (!unloads) lora_load(r, root, name);
+    else if (!adapters_unload(r->srv->ctx.adapters, name))
+        (void)api_fail(&r->response.error, 404, "not_found", NULL,
+                       "The lora adapter '%.127s' cannot be found.", name);
+    r->response.content_type = "text/plain; charset=utf-8";
+    if (!r->response.error.http && buf_addf(&r->response.out, "Success: LoRA adapter '%s' %s successfully.",
+                                            name, unloads ? "removed" : "added"))
+        (void)api_nomem(&r->response.error);
     json_decref(root);
 }
 

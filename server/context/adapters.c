@@ -7,15 +7,12 @@
 #include "engine/model/model_info.h"
 #include "server/context/context.h"
 
-#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-
-#define NAME_BYTES_MAX 127u
 
 struct adapters {
     pthread_mutex_t lock;
@@ -41,11 +38,6 @@ enum status adapters_create(uint32_t max, const char *dir, struct adapters **out
     return dir && !a->dir ? err_set(err, ST_INVALID, "--lora-dir %.200s: no such directory", dir) : ST_OK;
 }
 
-uint32_t adapters_max(const struct adapters *a)
-{
-    return a->max;
-}
-
 uint64_t adapters_bytes(const struct options *o)
 {
     char *list = o->lora ? strdup(o->lora) : NULL, *at = list;
@@ -66,8 +58,7 @@ uint64_t adapters_bytes(const struct options *o)
 
 static void lora_free(struct adapters *a, struct lora *x)
 {
-    if (x && x->weights) adapter_free(a->engine, x->weights);
-    if (x) free(x->name);
+    if (x) adapter_free(a->engine, x->weights);
     if (x) free(x->path);
     free(x);
 }
@@ -145,7 +136,7 @@ struct lora *lora_next(struct adapters *a, struct lora *x)
     return y;
 }
 
-bool lora_named(void *adapters, const uint8_t space[32], char name[128], uint32_t *id)
+bool lora_named(void *adapters, const uint8_t space[32], char name[LORA_NAME_MAX], uint32_t *id)
 {
     struct adapters *a = adapters;
     pthread_mutex_lock(&a->lock);
@@ -161,28 +152,27 @@ bool lora_named(void *adapters, const uint8_t space[32], char name[128], uint32_
 
 static enum status name_check(const struct context *x, const char *name, struct err *err)
 {
-    size_t n = strlen(name);
-    bool ok = n && n <= NAME_BYTES_MAX && utf8_valid(name, n) && !strpbrk(name, ",\"\\"); /* of metrics */
-    for (size_t i = 0; i < n; i++) ok = ok && (unsigned char)name[i] >= ' ';
-    if (!ok)
-        return err_set(err, ST_INVALID,
-                       "'%.127s' is no name for an adapter: 1 to %u bytes of UTF-8 without , \" and \\", name,
-                       NAME_BYTES_MAX);
-    return model_name_find(x, name, n)
-               ? err_set(err, ST_INVALID, "The name '%.127s' is the base model's.", name)
-               : ST_OK;
+    size_t n = strlen(name), plain = 0;
+    while ((unsigned char)name[plain] >= ' ' && !strchr(",\"\\", name[plain])) plain++; /* of metrics */
+    if (model_name_find(x, name, n))
+        return err_set(err, ST_INVALID, "The name '%.127s' is the base model's.", name);
+    return n && n < LORA_NAME_MAX && plain == n && utf8_valid(name, n)
+               ? ST_OK
+               : err_set(err, ST_INVALID,
+                         "'%.127s' is no name for an adapter: 1 to 127 bytes of UTF-8 without , \" and \\",
+                         name);
 }
 
-/* Under the lock: may one of that name be loaded? */
-static enum status may_load(const struct adapters *a, const char *name, bool in_place, struct err *err)
+/* Under the lock: may x be listed? */
+static enum status may_list(const struct adapters *a, const struct lora *x, bool in_place, struct err *err)
 {
-    bool taken = find(a, name, strlen(name)) != NULL;
+    bool taken = find(a, x->name, strlen(x->name)) != NULL;
     if (taken && !in_place)
         return err_set(
             err, ST_INVALID,
-            "The lora adapter '%.127s' has already been loaded. If you want to load the adapter in "
-            "place, set 'load_inplace' to True.",
-            name);
+            "The lora adapter '%s' has already been loaded. If you want to load the adapter in place, "
+            "set 'load_inplace' to True.",
+            x->name);
     if (!taken && a->listed >= a->max)
         return err_set(err, ST_INVALID,
                        "%u adapters are loaded, as many as --max-loras allows: unload one first.", a->listed);
@@ -213,29 +203,25 @@ enum status adapters_load(const struct context *c, struct engine *e, const char 
     struct adapters *a = c->adapters;
     struct lora *x = calloc(1, sizeof *x);
     struct adapter *spare = NULL;
-    enum status st = x ? name_check(c, name, err) : err_nomem(err, name);
+    enum status st = x && (x->path = strdup(path)) ? name_check(c, name, err) : err_nomem(err, name);
+    if (!st) st = adapter_open(e, path, &x->weights, err);
     pthread_mutex_lock(&a->lock);
     a->engine = e;
     if (!a->reaps) a->reaps = pthread_create(&a->reaper, NULL, reap, a) == 0;
-    if (!st) st = may_load(a, name, in_place, err);
-    pthread_mutex_unlock(&a->lock);
-    if (!st && (!(x->name = strdup(name)) || !(x->path = strdup(path)))) st = err_nomem(err, name);
-    if (!st) st = adapter_open(e, path, &x->weights, err);
     if (!st) {
-        memcpy(x->digest, adapter_info(x->weights)->digest, sizeof x->digest);
-        const uint8_t *d = x->digest;
+        const uint8_t *d = adapter_info(x->weights)->digest;
+        memcpy(x->digest, d, sizeof x->digest);
+        strcpy(x->name, name);
         snprintf(x->fingerprint, sizeof x->fingerprint, "%s_%02x%02x%02x%02x%02x",
                  engine_model(e)->fingerprint, d[0], d[1], d[2], d[3], d[4]);
         x->created = (int64_t)time(NULL);
-        log_info("lora=%s path=%s bytes=%llu", name, path,
-                 (unsigned long long)adapter_info(x->weights)->bytes);
-        pthread_mutex_lock(&a->lock);
-        st = may_load(a, name, in_place, err); /* another may have been loaded meanwhile */
-        if (!st) list(a, x, &spare);
-        pthread_mutex_unlock(&a->lock);
+        st = may_list(a, x, in_place, err);
     }
-    if (spare) adapter_free(e, spare);
+    if (!st) list(a, x, &spare);
+    pthread_mutex_unlock(&a->lock);
+    adapter_free(e, spare);
     if (st) lora_free(a, x);
+    else log_info("lora=%s path=%s", name, path);
     return st;
 }
 
@@ -267,27 +253,13 @@ bool adapters_unload(struct adapters *a, const char *name)
     return x != NULL;
 }
 
-void adapters_destroy(struct adapters *a)
+void adapters_stop(struct adapters *a)
 {
-    if (!a) return;
     pthread_mutex_lock(&a->lock);
-    for (struct lora *x = a->first, *next; x; x = next) {
-        next = x->next;
-        x->listed = false;
-        drop(a, x);
-    }
     a->stop = true;
     pthread_cond_signal(&a->work);
     pthread_mutex_unlock(&a->lock);
     if (a->reaps) pthread_join(a->reaper, NULL);
-    for (struct lora *x; (x = a->gone);) {
-        a->gone = x->next;
-        lora_free(a, x);
-    }
-    pthread_mutex_destroy(&a->lock);
-    pthread_cond_destroy(&a->work);
-    free(a->dir);
-    free(a);
 }
 
 char *adapters_path(const struct adapters *a, const char *name)

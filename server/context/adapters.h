@@ -12,24 +12,24 @@
 struct context;
 struct adapters;
 
+#define LORA_NAME_MAX 128
 struct lora {
-    struct lora *next;              /* loaded later */
-    char *name, *path;              /* path: as it was given */
-    struct adapter *weights;        /* those of equal content share them */
-    uint8_t digest[32];             /* of the content */
-    char fingerprint[32];           /* the model's, and "_" + 10 hex of the digest */
-    uint32_t id;                    /* from 1 on; no other has had it */
-    int64_t created;                /* Unix seconds */
-    atomic_uint sequences, running; /* submitted and not ended; of these those in the running batch */
-    uint32_t holders;               /* under the lock, like */
-    bool listed;                    /* requests find it */
+    struct lora *next;               /* loaded later */
+    char name[LORA_NAME_MAX], *path; /* path: as it was given */
+    struct adapter *weights;         /* those of equal content share them */
+    uint8_t digest[32];              /* of the content */
+    char fingerprint[32];            /* the model's, and "_" + 10 hex of the digest */
+    uint32_t id;                     /* from 1 on; no other has had it */
+    int64_t created;                 /* Unix seconds */
+    atomic_uint sequences, running;  /* submitted and not ended; of these those in the running batch */
+    uint32_t holders;                /* under the lock, like */
+    bool listed;                     /* requests find it */
 };
 
 /* max: how many may be loaded. dir: below which adapters_path finds some; NULL: none. */
 enum status adapters_create(uint32_t max, const char *dir, struct adapters **out,
                             struct err *err) KV_MUST_CHECK;
-void adapters_destroy(struct adapters *a); /* NULL is fine; nothing is held */
-uint32_t adapters_max(const struct adapters *a);
+void adapters_stop(struct adapters *a); /* before the engine is closed; then none is used any more */
 /* Memory to set aside, by the sizes of --lora's files: twice as much, and for each that --lora-dir may bring
  * as much as for the largest of them. */
 uint64_t adapters_bytes(const struct options *o);
@@ -51,6 +51,6 @@ void lora_release(struct adapters *a, struct lora *x);                    /* NUL
 /* The next listed one after x, which it releases; NULL: the first, or none is left. */
 struct lora *lora_next(struct adapters *a, struct lora *x);
 /* The adapter whose namespace (sched_namespace) this is, by its last bytes: kv_lora. */
-bool lora_named(void *adapters, const uint8_t space[32], char name[128], uint32_t *id);
+bool lora_named(void *adapters, const uint8_t space[32], char name[LORA_NAME_MAX], uint32_t *id);
 
 #endif

@@ -529,29 +529,28 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
            (const uint64_t[]){1, 0, 0}, 3);
 }
 
+static void lora_names(struct writer *w, const struct server *s, bool waiting)
+{
+    const char *between = "";
+    for (struct lora *l = NULL; (l = lora_next(s->ctx.adapters, l));) {
+        unsigned running = atomic_load(&l->running), all = atomic_load(&l->sequences);
+        if (waiting ? all <= running : !running) continue;
+        W(w, "%s%s", between, l->name);
+        between = ",";
+    }
+}
+
 /* As vLLM has it: the value is the time, for those who look for the newest. */
 static void lora_text(struct writer *w, const struct server *s)
 {
-    struct buf names[2]; /* of running ones, and of those with waiting sequences */
     if (!s->ctx.opt->lora && !s->ctx.opt->lora_dir) return;
-    for (int i = 0; i < 2; i++) buf_init(&names[i], 1u << 20);
-    for (struct lora *l = NULL; (l = lora_next(s->ctx.adapters, l));) {
-        unsigned running = atomic_load(&l->running), all = atomic_load(&l->sequences);
-        bool has[] = {running > 0, all > running};
-        for (int i = 0; i < 2 && !w->st; i++)
-            if (has[i]) w->st = buf_addf(&names[i], "%s%s", names[i].len ? "," : "", l->name);
-    }
     head(w, "vllm:lora_requests_info", "gauge", "Adapters with running and with waiting sequences.");
-    W(w,
-      "vllm:lora_requests_info{max_lora=\"%u\",running_lora_adapters=\"%s\",waiting_lora_adapters=\"%s\"} "
-      "%lld.0\n",
-      adapters_max(s->ctx.adapters), names[0].data ? names[0].data : "", names[1].data ? names[1].data : "",
-      (long long)time(NULL));
-    head(w, "kvasir:lora_bytes", "gauge", "Memory of a loaded adapter.");
-    for (struct lora *l = NULL; (l = lora_next(s->ctx.adapters, l));)
-        W(w, "kvasir:lora_bytes{lora_name=\"%s\"} %llu.0\n", l->name,
-          (unsigned long long)adapter_info(l->weights)->bytes);
-    for (int i = 0; i < 2; i++) buf_fini(&names[i]);
+    W(w, "vllm:lora_requests_info{max_lora=\"%llu\",running_lora_adapters=\"",
+      (unsigned long long)s->ctx.opt->max_loras);
+    lora_names(w, s, false);
+    W(w, "\",waiting_lora_adapters=\"");
+    lora_names(w, s, true);
+    W(w, "\"} %lld.0\n", (long long)time(NULL));
 }
 
 static void http_text(struct writer *w)

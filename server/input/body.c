@@ -75,10 +75,11 @@ bool gen_job_over(struct generation *g)
 
 enum status request_model_unknown(struct request *r, const char *name)
 {
-    char more[128] = ""; /* adapters, as many as fit */
+    char more[200] = ""; /* adapters, as many as fit */
     size_t n = 0;
     for (struct lora *l = NULL; (l = lora_next(r->srv->ctx.adapters, l));)
-        if (n + strlen(l->name) + 5 < sizeof more) n += (size_t)sprintf(more + n, ", `%s`", l->name);
+        if (n + LORA_NAME_MAX + 5 < sizeof more)
+            n += (size_t)snprintf(more + n, sizeof more - n, ", `%s`", l->name);
     return api_fail(
         &r->response.error, 404, "model_not_found", "model",
         "The model `%.150s` is not served here. This server has `%.150s`%s (GET /v1/models lists all).", name,

@@ -14,7 +14,9 @@ static bool is_target(const struct stf_tensor *t, bool tower)
                              *const vision[] = {"fc1.weight", "linear_fc1.weight", "attn.qkv.weight",
                                                 "self_attn.q_proj.weight"};
     bool seen = strstr(t->name, "vis") != NULL, hit = false;
-    if (t->rank != 2 || t->dtype > STF_BF16 || strstr(t->name, ".experts.") || (seen && !tower)) return false;
+    if (t->rank != 2 || t->dtype > STF_BF16 || strstr(t->name, ".experts.") ||
+        strncmp(t->name, "mtp.", 4) == 0 || strstr(t->name, "vit_merger") || (seen && !tower))
+        return false;
     for (size_t i = 0; i < (seen ? 4 : 3); i++) {
         const char *tail = seen ? vision[i] : text[i];
         size_t n = strlen(t->name), k = strlen(tail);
