@@ -268,19 +268,18 @@ static float rounded_scale(const struct engine *e, double scale)
 
 static void set_fingerprint(struct engine *e, uint64_t identity)
 {
-    char text[640], bits[sizeof e->backend_name + 8];
+    char text[640];
     e->ops->caps(e->be, &e->becaps); /* whose products: known after loading */
     e->info.gemm = e->becaps.gemm;
     e->info.revision = NUMERICS_REVISION;
     e->info.float_vision = e->plan.float_vision && e->net.desc.has_vision;
-    e->info.numerics = NUMERICS_REVISION;
-    snprintf(bits, sizeof bits, "%s%s", e->becaps.sums ? "cpu-" : "",
+    e->info.kernels = e->kernels;
+    snprintf(e->kernels, sizeof e->kernels, "%s%s", e->becaps.sums ? "cpu-" : "",
              e->becaps.sums ? e->becaps.sums : e->backend_name);
     snprintf(text, sizeof text, "%016llx %s %s %u %u%s%s%s%s", (unsigned long long)identity, e->info.dtype,
-             bits, e->info.numerics, (unsigned)e->plan.quantize,
-             e->info.float_vision ? " float-vision" : "",
-             e->plan.kv_type ? " kv-" : "", e->plan.kv_type ? e->info.kv_dtype : "",
-             e->info.gemm ? e->info.gemm : "");
+             e->kernels, e->info.revision, (unsigned)e->plan.quantize,
+             e->info.float_vision ? " float-vision" : "", e->plan.kv_type ? " kv-" : "",
+             e->plan.kv_type ? e->info.kv_dtype : "", e->info.gemm ? e->info.gemm : "");
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (const char *p = text; *p; p++) h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
     h ^= h >> 32;

@@ -231,7 +231,7 @@ struct engine {
     struct profile *profile; /* NULL: none; else it owns `ops` */
     char *dir, *model_type;
     struct stf_files *files; /* open while a table is read from them, else NULL */
-    char device[256], backend_name[64];
+    char device[256], backend_name[64], kernels[72];
     struct net net; /* the served model */
     struct drafter draft;
     struct kv_layout kv;

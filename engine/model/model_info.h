@@ -82,9 +82,9 @@ struct model_info {
                              a quantized checkpoint ("Q4_K,Q6_K") */
     const char *kv_dtype; /* type of the KV cache: dtype or "int8" */
     const char *backend;  /* kernel set, e.g. "cpu-amx" */
+    const char *kernels;  /* whose bits they are: backend, but "cpu-avx2" of "cpu-neon" */
     const char *gemm;     /* GPU: whose matrix products (be_caps.gemm); NULL on the CPU */
-    uint32_t numerics;    /* revision of the engine's arithmetic */
-    char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, types, kernel set */
+    char fingerprint[16]; /* "fp_" + 10 hex: weights identity, revision, types, `kernels` */
     uint32_t revision;    /* of the arithmetic, for one kernel set */
     bool float_vision;    /* --quantize-vision off, and there is a tower */
     uint64_t parameters;  /* weights count */

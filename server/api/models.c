@@ -42,7 +42,7 @@ static void determinism(struct json_writer *o, const struct model_info *m, const
         o,
         ",\"determinism\":{\"batch_invariant\":true,\"system_fingerprint\":%s,\"kernel_set\":%s,\"gemm\":%s,"
         "\"dtype\":%s,\"weights\":%s,\"kv_dtype\":%s,\"numerics_revision\":%u}",
-        fingerprint, m->backend, m->gemm, m->dtype, m->weights, m->kv_dtype, m->numerics);
+        fingerprint, m->kernels, m->gemm, m->dtype, m->weights, m->kv_dtype, m->revision);
 }
 
 static void card(struct json_writer *o, const struct request *r, const char *name, const struct lora *lora)

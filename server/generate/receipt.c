@@ -36,7 +36,13 @@ enum status gen_receipt_begin(struct generation *g, json_t *full)
     struct gen_receipt *x = g->receipt;
     const struct options *o = g->ctx->opt;
     struct err err;
-    if (g->q.kind == GEN_VECTORS || (!x && !g->q.receipt && !o->receipts)) {
+    if (!x && g->q.receipt && g->q.given_count) {
+        json_decref(full);
+        return api_fail(g->e, 400, "invalid_value", "receipt",
+                        "There is no receipt of output that the request gives (trace_decode_token_ids, "
+                        "continuations): the model didn't choose it.");
+    }
+    if (g->q.kind == GEN_VECTORS || (!x && !g->q.receipt && (!o->receipts || g->q.given_count))) {
         json_decref(full);
         return ST_OK;
     }
@@ -131,7 +137,7 @@ static void head_write(struct json_writer *o, const struct generation *g)
         receipt_hex(o, g->r->lora->digest);
     }
     jw_put(o, "},\"arithmetic\":{\"kernels\":%s,\"revision\":%u,\"dtype\":%s,\"weights\":%s,\"kv_dtype\":%s",
-           m->backend, m->revision, m->dtype, m->weights, m->kv_dtype);
+           m->kernels, m->revision, m->dtype, m->weights, m->kv_dtype);
     if (m->float_vision) jw_text(o, ",\"vision\":\"float\"");
     if (m->gemm) jw_put(o, ",\"gemm\":%s", m->gemm);
     jw_put(o, "},\"request\":{\"api\":%s,\"sha256\":", x->api);

@@ -174,7 +174,7 @@ def test_refused(s):
         status, answer = s.post(TEXT, {"prompt": "a", field: value})
         check.equal(f"{field} {str(value)[:30]}", (status, answer["error"]["param"]), (400, path or field))
     for more, param in (({"trace_decode_token_ids": [1]}, "continuations"), ({"n": 2}, "continuations"),
-                        ({"max_tokens": 0, "echo": True}, "max_tokens")):
+                        ({"max_tokens": 0, "echo": True}, "max_tokens"), ({"receipt": True}, "receipt")):
         status, answer = s.post(TEXT, {"prompt": "a", "continuations": ["b"], **more})
         check.equal(f"with {more}", (status, answer["error"]["param"]), (400, param))
 
