@@ -23,6 +23,7 @@
 #include "server/http/workers.h"
 #include "server/media/image_hash_cache.h"
 #include "server/hub/hub.h"
+#include "server/replay/request_log.h"
 #include "server/model_load.h"
 #include "server/auth.h"
 #include "server/api/api.h"
@@ -381,6 +382,7 @@ static void server_end(struct process *p)
     fetcher_destroy(s->ctx.fetcher);
     local_dir_close(s->ctx.media_dir);
     free(s->ctx.receipt_key);
+    request_log_close(s->ctx.request_log);
     loop_close(&p->loop);
     jobs_close(s->jobs);
     grammars_stop(s->ctx.grammars);
@@ -447,6 +449,8 @@ static enum status server_open(struct process *p, const struct front_specs *mode
     if (!st) st = workers_start(&p->loop.workers, &p->loop.uv, err);
     if (!st) st = media_open(p, err);
     if (!st) st = data_open(p, err);
+    if (!st && o->request_log && !models)
+        st = request_log_open(o->request_log, o->request_log_size, &s->ctx.request_log, err);
     if (!st) st = loop_listen(&p->loop, err);
     if (st) return st;
     if (models) return front_serve(p, models, err);

@@ -10,6 +10,7 @@
 #include "server/json/fields.h"
 #include "server/json/parser.h"
 #include "server/receipts/receipts.h"
+#include "server/replay/request_log.h"
 #include "server/api/api.h"
 
 #include <stdio.h>
@@ -18,7 +19,8 @@
 /* Only the files of undecoded images, and what the dialect keeps, remain of the body. */
 static void generate_done(struct request *r)
 {
-    request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
+    const struct log_record *record = r->gen->record;
+    request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept + (record ? record->text.cap : 0));
     (void)gen_verify_failed(r->gen);
     if (r->response.out.len) request_finish(r); /* the dialect's, or a verdict */
     else if (r->gen->compile.source && !r->response.error.http) gen_compile(r, gen_submit);
@@ -70,6 +72,7 @@ static enum status generate_read(struct request *r)
     if (g->dialect->open && (g->dialect->open(g, &g->prep.root) || r->response.out.len)) return ST_INVALID;
     if (request_model_check(r, g->prep.root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
+    gen_record_begin(g, g->prep.root);
     bool full = json_is(json_object_get(g->prep.root, "receipt"), "full");
     json_t *copy = full ? json_deep_copy(g->prep.root) : NULL;
     if (full && !copy) return gen_nomem(g);

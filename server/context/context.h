@@ -26,6 +26,7 @@ struct context {
     struct fetcher *fetcher;                     /* --allow-remote-media, or NULL */
     struct adapters *adapters;                   /* LoRA: further models */
     struct receipt_key *receipt_key;             /* --receipt-key, or NULL */
+    struct request_log *request_log;             /* --request-log, or NULL */
 };
 
 /* "a, b" -> "a\0b\0", in place; returns its end. If it is not a list: one name, whatever it contains. */

@@ -277,6 +277,25 @@ static enum status text_and_reasoning(struct reader *r)
 
 /* ---- previous_response_id ---- */
 
+/* For --request-log: the conversation itself, because no other server knows the previous response. */
+static void spell_out(struct reader *r, const struct responses_state *s)
+{
+    json_t *input = field(r->from, "input"), *all = json_array(), *body = json_copy(r->from);
+    for (const struct response_kept *k = s->before; k; k = k->before) {
+        json_t *turn = json_copy(k->items);
+        (void)json_array_extend(turn, all);
+        json_decref(all);
+        all = turn;
+    }
+    if (json_is_string(input))
+        (void)json_array_append_new(all, json_pack("{s:s,s:O}", "role", "user", "content", input));
+    (void)json_array_extend(all, json_is_array(input) ? input : NULL);
+    (void)json_object_del(body, "previous_response_id");
+    (void)json_object_set_new(body, "input", all);
+    gen_record_begin(r->g, body);
+    json_decref(body);
+}
+
 static enum status before(struct reader *r, struct responses_state *s)
 {
     const struct caller *of = &r->g->caller;
@@ -291,6 +310,7 @@ static enum status before(struct reader *r, struct responses_state *s)
     struct response_owner local = s->owner;
     local.websocket = of->websocket;
     if (!s->before && local.websocket) s->before = response_take(store, json_string_value(id), &local);
+    if (s->before && r->g->record) spell_out(r, s);
     if (s->before) return ST_OK;
     return api_fail(r->e, 400, "previous_response_not_found", "previous_response_id",
                     "Previous response with id '%.60s' not found%s", json_string_value(id),

@@ -51,14 +51,16 @@ static enum status memory_plan(const struct options *mo, uint64_t *budget, struc
     return flag(s, err, "--kv-memory=%llu", (unsigned long long)kv);
 }
 
-/* A store of its own within --cache-dir, because a directory is one process's. */
-static enum status cache_dir(const struct options *mo, size_t models, struct front_spec *s, struct err *err)
+/* A store of its own within --cache-dir, and a log of its own beside --request-log, because both are one
+ * process's. */
+static enum status own_files(const struct options *mo, size_t models, struct front_spec *s, struct err *err)
 {
     char name[256];
-    if (!mo->cache_dir) return ST_OK;
     snprintf(name, sizeof name, "%s", s->name);
     for (char *c = name; *c; c++)
         if (*c == '/' || (c == name && *c == '.')) *c = '_';
+    if (mo->request_log && flag(s, err, "--request-log=%s.%s", mo->request_log, name)) return ST_NOMEM;
+    if (!mo->cache_dir) return ST_OK;
     if (mkdir(mo->cache_dir, 0700) && errno != EEXIST)
         return err_set(err, ST_IO, "--cache-dir %.200s: %s", mo->cache_dir, strerror(errno));
     enum status st = flag(s, err, "--cache-dir=%s/%s", mo->cache_dir, name);
@@ -100,7 +102,7 @@ static enum status spec_make(const struct options *o, const struct option_model 
         st = err_set(err, ST_INVALID, "--kv-events is one model's: write it into its section of --config");
     s->loras = mo.lora;
     mo.lora = NULL;
-    if (!st) st = cache_dir(&mo, o->model_count, s, err);
+    if (!st) st = own_files(&mo, o->model_count, s, err);
     if (!st) st = memory_plan(&mo, &all->budget, s, err);
     options_fini(&mo);
     return st;

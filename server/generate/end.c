@@ -16,6 +16,7 @@ void gen_account(struct generation *g, size_t *was, size_t now)
 
 void gen_shed(struct generation *g)
 {
+    gen_record_end(g);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
         free(c->ids);

@@ -16,6 +16,7 @@
 
 struct choice;
 struct delta;
+struct receipt_choice;
 /* An API: how its requests are read, and how its responses are written. */
 struct dialect {
     enum gen_kind kind;
@@ -95,7 +96,7 @@ struct choice {
     float logprob;                          /* the last token's */
     double likelihood;                      /* the sum of its log-probs, if it is wanted */
     bool unlikely;                          /* one was not the most likely */
-    crypto_hash_sha256_state logprobs_hash; /* with a receipt: of all of them */
+    crypto_hash_sha256_state logprobs_hash; /* with a receipt or a record: of all of them */
     struct token_alt drew, given; /* a receipt is checked, and was found wrong after id_count ids; */
     bool differs;
     struct logprobs logprobs;
@@ -131,6 +132,11 @@ void gen_submit(struct request *r); /* after the job: starts the sequences */
 void gen_events(struct server *s);      /* handles the scheduler's events */
 void gen_remote_done(struct server *s); /* continues requests whose images are fetched */
 
+/* generate/record.c: --request-log. Worker: the request's body, before it is read, or what is kept instead.
+ * Loop: what became of it, once. */
+void gen_record_begin(struct generation *g, const json_t *body);
+void gen_record_end(struct generation *g);
+
 /* generate/end.c (loop) */
 /* Frees the response data once it is written or can no longer be written. */
 void gen_shed(struct generation *g);
@@ -145,6 +151,7 @@ void gen_responses_check(struct server *s); /* while responses exceed --response
 enum status gen_receipt_begin(struct generation *g, json_t *full);
 void gen_receipt_free(struct gen_receipt *x);                              /* NULL is fine */
 void gen_receipt_write(struct json_writer *o, const struct generation *g); /* ,"receipt":.. if there is one */
+struct receipt_choice gen_receipt_choice(const struct choice *c);          /* after the run */
 /* A receipt is checked: worker, when the prompts are made. A verdict that needs no run is g->out. */
 void gen_verify_before(struct generation *g);
 void gen_verify_write(struct json_writer *o, struct generation *g); /* the verdict, after the run */

@@ -155,7 +155,7 @@ static void head_write(struct json_writer *o, const struct generation *g)
     sampling_write(o, g);
 }
 
-static struct receipt_choice choice_of(const struct choice *c)
+struct receipt_choice gen_receipt_choice(const struct choice *c)
 {
     crypto_hash_sha256_state h = c->logprobs_hash;
     struct receipt_choice out = {.ids = c->ids,
@@ -172,7 +172,7 @@ static void statement_write(struct json_writer *o, const struct generation *g, b
 {
     jw_text(o, "{\"_type\":\"" RECEIPT_STATEMENT "\",\"subject\":[");
     for (uint32_t i = 0; whole && i < g->choice_count; i++) {
-        struct receipt_choice c = choice_of(&g->choices[i]);
+        struct receipt_choice c = gen_receipt_choice(&g->choices[i]);
         char name[24];
         snprintf(name, sizeof name, "choice-%u", i);
         if (i) jw_text(o, ",");
@@ -184,7 +184,7 @@ static void statement_write(struct json_writer *o, const struct generation *g, b
     head_write(o, g);
     if (whole) jw_text(o, ",\"choices\":[");
     for (uint32_t i = 0; whole && i < g->choice_count; i++) {
-        struct receipt_choice c = choice_of(&g->choices[i]);
+        struct receipt_choice c = gen_receipt_choice(&g->choices[i]);
         if (i) jw_text(o, ",");
         receipt_choice_write(o, &c);
     }

@@ -317,7 +317,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gene
     }
     c->last_us = now;
     c->logprob = ev->token.logprob;
-    if (g->receipt)
+    if (g->receipt || g->record)
         crypto_hash_sha256_update(&c->logprobs_hash, (const unsigned char *)&c->logprob, sizeof c->logprob);
     c->likelihood += (double)ev->token.logprob;
     c->unlikely = c->unlikely || ev->token.rank != 1;
@@ -604,6 +604,7 @@ static bool choices_create(struct generation *g)
         crypto_hash_sha256_init(&c->logprobs_hash);
         c->sampling = g->q.sampling;
         c->sampling.seed = choice_seed(seed, i % g->q.n);
+        if (g->record && c->sampling.logprobs == SAMPLING_NO_LOGPROBS) c->sampling.logprobs = 0;
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->q.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, g->q.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);

@@ -8,6 +8,7 @@
 #include "server/context/adapters.h"
 #include "server/media/image_hash_cache.h"
 #include "server/json/writer.h"
+#include "server/replay/request_log.h"
 #include "server/http/http.h"
 #include "server/jobs/jobs.h"
 
@@ -668,6 +669,8 @@ enum status metrics_text(const struct server *s, struct buf *out)
     lora_text(&w, s);
     requests_text(&w);
     http_text(&w);
+    count(&w, "kvasir:request_log_lost_total", "Lines that --request-log could not keep.",
+          request_log_lost(s->ctx.request_log));
     process_text(&w, s);
     return w.st;
 }

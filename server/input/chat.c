@@ -54,6 +54,8 @@ static enum status render(struct chat *c)
     struct template_special specials[SPECIALS_MAX];
     size_t count = 0;
     struct err err = {0};
+    struct tm tm;
+    time_t at = p->template_time ? p->template_time : c->g->caller.created;
     while (count < SPECIALS_MAX &&
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
@@ -70,6 +72,7 @@ static enum status render(struct chat *c)
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = (c->g->q.pairs && m->bare_pairs) ||
                                                    c->g->ctx->opt->control_tokens == CONTROL_TOKENS_PARSE,
+                                  .now = at ? localtime_r(&at, &tm) : NULL,
                                   .trace = p->return_cache_info};
     enum status st = template_render(template_of(c->g), &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);

@@ -97,6 +97,7 @@ struct inference_request {
     int64_t truncate;  /* -1 = as many as fit */
     bool service_tier; /* the request has the field */
     int64_t priority;
+    int64_t template_time;            /* Unix seconds; 0: when the request came */
     struct text user, cache_salt, id; /* id: X-Request-Id, where that header is absent */
     bool return_cache_info, timings, progress;
     enum { RECEIPT_NONE = 0, RECEIPT_SHORT, RECEIPT_FULL } receipt;

@@ -169,6 +169,7 @@ struct generation {
     atomic_bool cancelled; /* ends its compile; any thread */
     bool touched;          /* changed by events of this wake-up */
     struct generation *next_touched;
+    struct log_record *record; /* its line of --request-log, or NULL; owned */
     double image_seconds; /* time and number of images decoded before the sequences were created; the loop
                              adds them to the metrics */
     uint32_t images_decoded;

@@ -4,6 +4,7 @@
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
 #include "server/input/chat_images.h"
+#include "server/replay/request_log.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,12 @@ void gen_remote_end(struct generation *g)
 enum image_error gen_file(const struct generation *g, struct text url, const struct image_limits *limits,
                           uint8_t **bytes, size_t *n, struct err *err)
 {
-    if (g->ctx->media_dir && has_scheme(url, "file"))
-        return local_read(g->ctx->media_dir, url.data, url.len, limits->encoded_bytes_max, bytes, n, err);
+    if (g->ctx->media_dir && has_scheme(url, "file")) {
+        enum image_error error =
+            local_read(g->ctx->media_dir, url.data, url.len, limits->encoded_bytes_max, bytes, n, err);
+        if (!error && g->record) log_record_fetched(g->record, url.data, url.len, *bytes, *n);
+        return error;
+    }
     if (!is_remote(g, url)) return image_decode_data_uri(url.data, url.len, limits, bytes, n, err);
     const struct fetch_file *file = g->prep.remote ? fetch_find(g->prep.remote, url.data, url.len) : NULL;
     if (!file || !file->done || file->error) {
@@ -71,5 +76,6 @@ enum image_error gen_file(const struct generation *g, struct text url, const str
     }
     memcpy(*bytes, file->bytes, file->len);
     *n = file->len;
+    if (g->record) log_record_fetched(g->record, url.data, url.len, *bytes, *n);
     return IMAGE_OK;
 }
