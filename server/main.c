@@ -12,6 +12,7 @@
 #include "server/front/spec.h"
 #include "server/model_load.h"
 #include "server/run_batch.h"
+#include "server/replay_command.h"
 #include "server/serve.h"
 #include "server/verify_command.h"
 
@@ -44,6 +45,7 @@ static int usage(FILE *f)
           "  kvasir cache ls|verify|prune    look after the directory of --cache-dir (kvasir cache --help)\n"
           "  kvasir run-batch -i IN -o OUT   answer the requests of a file (kvasir run-batch --help)\n"
           "  kvasir verify RECEIPT ...       recompute what receipts say (kvasir verify --help)\n"
+          "  kvasir replay LOG ...           run the requests of a --request-log again, compare the bits\n"
           "  kvasir ready [PORT]             exit with code 0 if the server on this machine is ready\n"
           "  kvasir bench ...                measure the engine without a server (kvasir bench --help)\n"
           "  kvasir version                  print the version\n\n"
@@ -152,6 +154,10 @@ int main(int argc, char **argv)
         return puts("kvasir " KVASIR_VERSION KVASIR_COMMIT) < 0;
     if (strcmp(command, "cache") == 0) return cache_command(argc - 1, argv + 1);
     if (strcmp(command, "run-batch") == 0) return sodium_init() < 0 ? 1 : run_batch(argc - 1, argv + 1);
+    if (strcmp(command, "replay") == 0)
+        return sodium_init() < 0 || curl_global_init(CURL_GLOBAL_DEFAULT)
+                   ? 2
+                   : replay_command(argc - 1, argv + 1);
     if (strcmp(command, "ready") == 0) return ready(argc - 1, argv + 1);
     if (strcmp(command, "verify") == 0) return verify_command(argc - 1, argv + 1);
     static const char *const of_the_hub[] = {"pull", "list", "rm"};
