@@ -53,6 +53,7 @@ run "costly grammars" build/venv/bin/python tests/api/test_costly_grammars.py --
 run "memory" build/venv/bin/python tests/api/test_memory.py --binary build/release/kvasir
 run floods scripts/flood.py
 run "10,000 lines of a batch" build/venv/bin/python scripts/bench_jobs.py
+run "several models" build/venv/bin/python scripts/front_soak.py --binary build/release/kvasir
 run "fleet, 1,000 conversations" build/venv/bin/python tests/api/test_fleet.py --binary build/release/kvasir
 [ "$(id -u)" -ne 0 ] || run packages scripts/package/check.sh
 run fuzzers scripts/fuzz.sh "${1:-10}"
