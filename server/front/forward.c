@@ -170,11 +170,13 @@ static void begin(struct transfer *t)
     struct forward *w = r->forward;
     const char *type = NULL;
     long status = 500;
-    curl_off_t size = -1, retry = 0;
+    curl_off_t size = -1, retry = 0, sent = 0;
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     curl_easy_getinfo(t->easy, CURLINFO_CONTENT_TYPE, &type);
     curl_easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &size);
     curl_easy_getinfo(t->easy, CURLINFO_RETRY_AFTER, &retry);
+    curl_easy_getinfo(t->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
+    if (sent == (curl_off_t)r->http.body.len) request_body_drop(r, 0);
     snprintf(w->type, sizeof w->type, "%s", type ? type : "application/json");
     t->begun = r->passed_on = true;
     r->response.content_type = w->type;

@@ -296,7 +296,12 @@ enum status front_open(struct server *s, const struct front_specs *specs, struct
     for (size_t i = 0; i < f->count; i++)
         log_info("model=%s memory_mib=%llu", specs->at[i].name,
                  (unsigned long long)(specs->at[i].bytes >> 20));
-    return front_curl_open(f);
+    return front_curl_open(f) ? err_nomem(err, NULL) : ST_OK;
+}
+
+static void front_closed(uv_handle_t *h)
+{
+    free(h->data);
 }
 
 void front_close(struct front *f)
@@ -312,7 +317,7 @@ void front_close(struct front *f)
         free(m->ps);
     }
     free(f->models);
-    free(f);
+    uv_close((uv_handle_t *)&f->timer, front_closed);
 }
 
 /* ---- lists ---- */

@@ -369,12 +369,13 @@ static enum status connections_max(struct loop *l, struct err *err)
     if (rl.rlim_cur < kept + 6)
         return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed",
                        (unsigned long long)rl.rlim_cur, kept + 6);
-    uint64_t most = (rl.rlim_cur - kept) / 3;
+    unsigned each = o->model_count ? 4 : 3; /* of several models, one to the model's own server */
+    uint64_t most = (rl.rlim_cur - kept) / each;
     l->conn_spare = most / 16 < SPARE_MAX ? (uint32_t)(most / 16) + 1 : SPARE_MAX;
     most -= l->conn_spare;
     if (most < l->conn_max) {
-        log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)",
-                 (unsigned long long)most, l->conn_max, (unsigned long long)rl.rlim_cur);
+        log_warn("%llu connections at once, not %u: each takes %u open files of %llu (ulimit -n)",
+                 (unsigned long long)most, l->conn_max, each, (unsigned long long)rl.rlim_cur);
         l->conn_max = (uint32_t)most;
     }
     return ST_OK;
