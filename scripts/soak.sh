@@ -52,6 +52,8 @@ run "second image" build/venv/bin/python tests/api/test_second_image.py --binary
 run "costly grammars" build/venv/bin/python tests/api/test_costly_grammars.py --binary build/release/kvasir
 run "memory" build/venv/bin/python tests/api/test_memory.py --binary build/release/kvasir
 run floods scripts/flood.py
+run "10,000 receipts" build/venv/bin/python tests/api/test_receipts.py --binary build/release/kvasir \
+    --count 10000
 run "10,000 lines of a batch" build/venv/bin/python scripts/bench_jobs.py
 run "several models" build/venv/bin/python scripts/front_soak.py --binary build/release/kvasir
 run "fleet, 1,000 conversations" build/venv/bin/python tests/api/test_fleet.py --binary build/release/kvasir

@@ -46,13 +46,17 @@ enum status gen_receipt_begin(struct generation *g, json_t *full)
         json_decref(full);
         return ST_OK;
     }
-    if (!x) {
+    if (x) {
+        json_decref(full); /* it has one */
+        full = NULL;
+    } else {
         x = g->receipt = calloc(1, sizeof *x);
         if (x) *x = (struct gen_receipt){.api = g->r->route->path, .full = full, .body = full};
         else json_decref(full);
         if (full) g->dialect_kept += g->caller.body_bytes;
     }
-    if (!x || request_hash(&g->q, x->request)) return gen_nomem(g);
+    if (!x || request_hash(&g->q, x->request) || (full && receipt_hash(full, x->body_hash)))
+        return gen_nomem(g);
     enum status st = checkpoint_id_known(g->ctx->model_dir, o->mmproj, o->cache_dir, x->weights, &err);
     if (st) return api_fail_status(g->e, st, "receipt", &err);
     if (!x->claim) return ST_OK;
@@ -122,7 +126,12 @@ static void sampling_write(struct json_writer *o, const struct generation *g)
         jw_text(o, numbers[i].name);
         jw_float32(o, numbers[i].value);
     }
-    jw_put(o, ",\"top_k\":%u,\"seed\":%ld}", s->top_k, (long)g->receipt->seed);
+    jw_put(o, ",\"top_k\":%u,\"seed\":%ld,\"seed_sha256\":", s->top_k, (long)g->receipt->seed);
+    /* Greedy draws, for example, don't tell whether it is damaged. */
+    uint8_t digest[32];
+    crypto_hash_sha256(digest, (const unsigned char *)&g->receipt->seed, sizeof g->receipt->seed);
+    receipt_hex(o, digest);
+    jw_text(o, "}");
 }
 
 /* What is known before the run. */
@@ -145,6 +154,8 @@ static void head_write(struct json_writer *o, const struct generation *g)
     if (x->full) {
         jw_text(o, ",\"body\":");
         jw_value(o, x->body);
+        jw_text(o, ",\"body_sha256\":");
+        receipt_hex(o, x->body_hash);
     }
     jw_text(o, "},\"prompts\":[");
     for (uint32_t i = 0; i < g->prompt_count; i++) {

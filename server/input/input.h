@@ -97,10 +97,11 @@ struct gen_prompt {
 struct gen_receipt {
     const char *api; /* the endpoint's path; borrowed */
     bool full;
-    uint8_t request[32]; /* SHA-256 of request_write */
-    uint8_t weights[32]; /* checkpoint_id */
-    uint64_t seed;       /* the request's, or the one that was drawn */
-    json_t *body;        /* full: the request's; owned */
+    uint8_t request[32];   /* SHA-256 of request_write */
+    uint8_t weights[32];   /* checkpoint_id */
+    uint64_t seed;         /* the request's, or the one that was drawn */
+    json_t *body;          /* full: the request's; owned */
+    uint8_t body_hash[32]; /* of it, before it was read */
     /* The receipt that is checked; NULL: one is made. Owned, with the output that it claims by choice. */
     json_t *claim;
     uint32_t **given;
