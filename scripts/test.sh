@@ -209,7 +209,7 @@ if [ "$quick" -eq 0 ]; then
     suite_start "mutants" once "build/release/libserver.a build/release/libcore.a" tests/mutants/run.py
 fi
 suite_start "style" style
-timed="" # those that look at times, at memory, or use the emulated GPU
+timed="" # those that look at times or at memory
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
@@ -220,8 +220,7 @@ for t in tests/api/test_*.py; do
     case " $first " in *" $t "*) continue ;; esac
     [ "$quick" -eq 0 ] && case " $sanitized " in *" $t "*) continue ;; esac
     case $t in
-    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars | \
-        test_floods)
+    test_load* | test_memory | test_bodies | test_attack | test_costly_grammars | test_floods)
         timed="$timed $t" ;;
     *) start_api "$t" ;;
     esac
