@@ -338,8 +338,8 @@ test-cuda-emu: $(HOST_SELFTEST)
 
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
 	test_backend_states test_backend_experts test_cuda_faults test_cuda_gemm test_engine_golden \
-	test_engine_draft test_engine_invariance test_engine_overlap test_engine_recurrent test_engine_tiers \
-	test_cuda_graphs test_cuda_cpu)
+	test_engine_draft test_engine_invariance test_engine_lora test_engine_overlap test_engine_recurrent \
+	test_engine_tiers test_cuda_graphs test_cuda_cpu)
 ifeq ($(CONFIG)$(ALL_HOST),asan)
 HOST_NAMES := $(filter test_backend_ops test_cuda_gemm test_engine_golden,$(HOST_NAMES))
 endif

@@ -104,6 +104,7 @@ for mode in "$@"; do
         [ -z "$full" ] || run "plain overlap" "$t/test_engine_overlap" CUEMU_LAZY=1 $short
         [ -z "$full" ] || run "plain tiers" "$t/test_engine_tiers" CUEMU_LAZY=1 $short
         run "plain drafter" "$t/test_engine_draft"
+        run "plain adapters" "$t/test_engine_lora" GOLDEN_VARIANT=gemma3
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
         # Blocks and threads in reverse, streams late; host code that touches device memory faults.
         for test in ${full:+experts linear ops attn}; do

@@ -454,5 +454,5 @@ int main(int argc, char **argv)
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_bits),
                                        cmocka_unit_test(test_gguf), cmocka_unit_test(test_refusals)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return selectors_end(cmocka_run_group_tests(tests, NULL, NULL));
 }
