@@ -66,8 +66,9 @@ def p99(values):
 
 
 def soak(folder):
-    flags = ("--data-dir", folder)
-    server = Server(args.binary, args.demo)
+    plain = ("--draft-tokens", "0")  # an event is a step
+    flags = (*plain, "--data-dir", folder)
+    server = Server(args.binary, args.demo, *plain)
     without = [x for i in range(10) for x in live(server, i)]
     server.stop()
     server = Server(args.binary, args.demo, *flags)
