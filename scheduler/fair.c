@@ -190,15 +190,19 @@ bool sched__short_runs(const struct scheduler *s)
 
 void sched__yield(struct scheduler *s)
 {
-    bool both = background(s->running.tail) && !background(s->running.head);
-    s->yields = both && s->turn - s->background_turn < BACKGROUND_TURNS;
-    if (!s->yields) s->background_turn = s->turn;
-    s->spare_us = 0;
+    s->yields = background(s->running.tail) && !background(s->running.head);
+    s->own_turn = s->yields && s->turn - s->background_turn >= BACKGROUND_TURNS;
+    if (!s->yields || s->own_turn) s->background_turn = s->turn;
 }
 
 bool sched__yields(const struct scheduler *s, const struct sequence *q)
 {
     return s->yields && background(q);
+}
+
+bool sched__waits_turn(const struct scheduler *s, const struct sequence *q)
+{
+    return sched__yields(s, q) && !s->own_turn;
 }
 
 uint32_t sched__left_out(const struct scheduler *s)

@@ -262,7 +262,7 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
         uint32_t i = needed_image(q);
-        if (i == needed_end(q) || q->failure[0] || sched__yields(s, q)) continue;
+        if (i == needed_end(q) || q->failure[0] || sched__waits_turn(s, q)) continue;
         enum feature_state state = features_state(q->features[i].entry);
         if (state == FEATURES_LOADING || (state == FEATURES_EMPTY && !pixels_of(q, i))) continue;
         *image = i;

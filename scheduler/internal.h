@@ -221,8 +221,9 @@ struct scheduler {
     double slice_us;              /* time of this turn's image slice; 0 = none */
     double layer_us;              /* last measured time per layer of such a slice; 0 = unknown */
     uint64_t layer_pixels;        /* for an image of so many pixels */
-    bool yields;              /* others run: background sequences get spare_us of this step, and no slice */
-    double spare_us;          /* what they may still add to it */
+    bool yields, own_turn; /* others run: background sequences get spare_us of this step, which is more in a
+                              turn of theirs */
+    double spare_us;       /* what is left of it */
     uint64_t background_turn; /* the last one in which they did not yield */
     struct sequence *wide;  /* its image did not fit into the last step with the others; only compared: it may
                                be freed */
@@ -331,6 +332,8 @@ void sched__plan(struct scheduler *s, uint64_t now_us);
 bool sched__may_admit(struct scheduler *s);
 void sched__yield(struct scheduler *s); /* decides whether background sequences yield in this turn */
 bool sched__yields(const struct scheduler *s, const struct sequence *q); /* q is one, and does */
+bool sched__waits_turn(const struct scheduler *s,
+                       const struct sequence *q);    /* and this is no turn of theirs */
 uint32_t sched__left_out(const struct scheduler *s); /* how many are left out of the next step as well */
 void sched__preempt(struct scheduler *s, struct sequence *q);
 bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for an image */

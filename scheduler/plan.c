@@ -174,7 +174,7 @@ static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t
     if (save < soft) soft = save;
     uint32_t n = chunk_of(q, soft < hard ? soft : hard, &span);
     if (n == 0 && span > 0) {
-        if (sched__yields(s, q)) return 0; /* it is more than the spare time */
+        if (sched__waits_turn(s, q)) return 0; /* it is more than the spare time */
         if (span > hard) {
             if (s->step->tokens > 0) s->wide = q;
             return 0;
@@ -256,6 +256,13 @@ static double planned_us(const struct scheduler *s)
     return step_cost_us(&s->cost, &l);
 }
 
+/* What background sequences may add to it. */
+static double spare_us(const struct scheduler *s)
+{
+    if (s->own_turn) return s->opt.step_us ? (double)s->opt.step_us : (double)INFINITY;
+    return s->opt.step_us && s->step->count ? planned_us(s) * BACKGROUND_PART : 0;
+}
+
 static void plan_decodes(struct scheduler *s)
 {
     bool first = true;
@@ -263,11 +270,11 @@ static void plan_decodes(struct scheduler *s)
     for (struct sequence *q = s->running.head; q;) {
         if (s->step->count == s->caps.sequences_max || s->step->tokens == s->caps.batch_tokens_max) return;
         if (sched__yields(s, q)) {
-            if (first && s->step->count && s->opt.step_us) s->spare_us = planned_us(s) * BACKGROUND_PART;
-            first = false;
             double us = step_cost_chunk_us(&s->cost, q->position, 1 + q->proposed, true);
-            if (sched__decodes(q) && us > s->spare_us) return;
+            if (first) s->spare_us = spare_us(s);
+            if (sched__decodes(q) && us > s->spare_us && !(s->own_turn && first)) return;
             if (sched__decodes(q)) s->spare_us -= us;
+            first = false;
         }
         if (q->chunk_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
             q = q->next;
@@ -301,6 +308,7 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
 {
     sched__admit(s, now_us);
     s->step->count = s->step->tokens = 0;
+    s->spare_us = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->chunk_tokens = q->proposed = 0;
     sched__masks_prepare(s);
     /* An image larger than the step's remaining tokens comes first in the next step, before decodes. */

@@ -334,7 +334,7 @@ static void test_background(void **state)
     world_close(&w);
     alone(30, 4, &first, &whole);
     world_open(&w, 8, 0);
-    for (uint32_t i = 0; i < 40; i++) add(&w, 0, 400, 30, SCHED_BACKGROUND, 1);
+    for (uint32_t i = 0; i < 40; i++) add(&w, 0, 400, 30, SCHED_BACKGROUND, 0);
     struct job *stream = add(&w, 3e6, 30, 3000, 0, 0), *prompt = add(&w, 8e6, 30, 4, 0, 0);
     stream->limit = 1.2 * pause;
     chunk(&w);
@@ -344,6 +344,7 @@ static void test_background(void **state)
     printf("%u of 3000 tokens late beside background sequences, %u of which end meanwhile\n", stream->late,
            beside);
     assert_true(stream->late < 30);
+    assert_true(stream->longest_pause < 2.5 * STEP_US);
     assert_true(beside > 0);
     assert_true(stream->first - stream->arrives <= first + 2 * STEP_US);
     assert_true(prompt->first - prompt->arrives <= first + 2 * STEP_US);
