@@ -263,6 +263,7 @@ static void st_linear(struct backend *b, const struct be_linear_args *a)
     size_t e = g.s->act_bytes, n = a->epilogue >= BE_EPI_GLU_GELU_TANH ? w->n / 2 : w->n;
     d.w = w->w;
     IN(x, a->t * be_ld(w->k) * e);
+    if (a->add) IN(add, a->t * w->n * 4);
     if (a->epilogue == BE_EPI_ADD_F32) {
         INOUT(out, a->t * n * 4);
     } else {

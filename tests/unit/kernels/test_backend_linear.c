@@ -82,6 +82,7 @@ struct fixture {
     void *x;     /* act [t, ld(k)], 64-byte aligned */
     float *res;  /* [t, n_all] what ADD adds to */
     void *src[3];
+    const float *add; /* as in be_linear_args; NULL: none */
 };
 
 static bool is_glu(enum be_epilogue e)
@@ -162,6 +163,7 @@ static void run(struct backend *b, const struct fixture *f, const struct be_weig
     if (f->c->epilogue == BE_EPI_ADD_F32) memcpy(buf + GUARD, f->res + (size_t)first * f->n_all, bytes);
     const char *x = (const char *)f->x + first * be_ld(f->c->k) * be_dtype_bytes(f->act);
     struct be_linear_args a = {.w = w, .x = x, .t = t, .epilogue = f->c->epilogue, .out = buf + GUARD};
+    if (f->add) a.add = f->add + (size_t)first * f->n_all;
     be_cpu_ops()->linear(b, &a);
     for (uint32_t i = 0; i < GUARD; i++) {
         assert_int_equal(buf[i], 0xa5);
@@ -264,6 +266,32 @@ static struct backend *open_set(const char *set, enum be_dtype act, uint32_t thr
 
 static const uint32_t row_counts[] = {0, 1, 2, 3, 15, 16, 17, 33, 64, 100};
 
+/* The bias as a row of its own for each row (be_linear_args.add) gives the same bits; what is added to other
+ * rows, and -0 with the bias, changes none. */
+static void check_add(struct backend *b, struct fixture *f, const struct be_weight *w, const void *all,
+                      size_t row)
+{
+    uint32_t t = f->c->t, n = f->n_all;
+    float *add = must(malloc((size_t)t * n * sizeof *add + 1)), *bias = f->bias;
+    unsigned char *out = must(malloc(row * t + 1));
+    f->add = add;
+    for (size_t i = 0; i < (size_t)t * n; i++) add[i] = i % 3 && i / n % 2 ? 1.0f : -0.0f;
+    run(b, f, w, 0, t, out);
+    for (uint32_t i = 0; i < t; i += 2) assert_memory_equal(out + i * row, (const char *)all + i * row, row);
+    if (bias) {
+        f->bias = NULL;
+        struct be_weight *bare = pack(b, f);
+        for (size_t i = 0; i < (size_t)t * n; i++) add[i] = bias[i % n];
+        run(b, f, bare, 0, t, out);
+        assert_memory_equal(out, all, row * t);
+        be_cpu_ops()->weight_free(b, bare);
+    }
+    f->bias = bias;
+    f->add = NULL;
+    free(add);
+    free(out);
+}
+
 static void check_case(const struct linear_case *c, enum be_dtype act, const char *set)
 {
     struct fixture f;
@@ -289,6 +317,7 @@ static void check_case(const struct linear_case *c, enum be_dtype act, const cha
         run(b, &f, w, t, few, part);
         assert_memory_equal(part, all + t * row, row * few);
     }
+    if (c->epilogue > BE_EPI_ADD_F32) check_add(b, &f, w, all, row);
     be_cpu_ops()->weight_free(b, w);
     be_cpu_ops()->close(b);
     for (uint32_t threads = 1; threads <= (BACKEND_ON_CPU ? 3u : 1u); threads += 2) {
