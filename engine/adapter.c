@@ -7,6 +7,8 @@
 #include "config/gguf/gguf.h"
 #include "engine/adapter_files.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,6 +73,13 @@ static void fill_info(const struct engine *e, const struct adapter_files *f, str
     a->info.matrices = w->count;
     a->info.rank_max = w->rank_max;
     a->info.touches_images = w->touches_images;
+    for (size_t i = 0, n = 0; i < f->count; i++) {
+        const char *dot = strrchr(f->pairs[i].name, '.'), *leaf = dot ? dot + 1 : f->pairs[i].name;
+        a->info.scale_max = fmax(a->info.scale_max, f->pairs[i].scale);
+        if (!strstr(a->info.targets, leaf) && n + strlen(leaf) + 2 < sizeof a->info.targets)
+            n +=
+                (size_t)snprintf(a->info.targets + n, sizeof a->info.targets - n, "%s%s", n ? " " : "", leaf);
+    }
     memcpy(a->info.digest, w->digest, sizeof w->digest);
     memcpy(a->info.base, f->base, sizeof a->info.base);
     for (uint32_t i = 0; i < w->count; i++) {

@@ -100,6 +100,8 @@ struct adapter_info {
     uint64_t bytes;     /* backend memory */
     uint32_t matrices;  /* of the model that it adds to */
     uint32_t rank_max;
+    double scale_max;    /* alpha by rank */
+    char targets[128];   /* "q_proj v_proj": the last parts of their names, as many as fit */
     bool touches_images; /* adds to the tower or the projector: an image's features are the adapter's own */
     char base[256];      /* the base model's name in the files; "": none */
 };

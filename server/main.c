@@ -81,7 +81,23 @@ static int serve_several(const struct options *o)
     return rc;
 }
 
-static int inspect(const struct options *o, const char *dir)
+static enum status inspect_loras(char *list, const struct engine_options *eo, struct err *err)
+{
+    enum status st = ST_OK;
+    for (char *name; !st && (name = strsep(&list, ","));) { /* loras_get has written it */
+        struct adapter_info i;
+        char *path = strchr(name, '=');
+        *path++ = '\0';
+        st = adapter_inspect(eo, path, &i, err);
+        if (!st)
+            printf("lora       %s: rank %u, scale %g, %u products (%s), %.1f MiB%s%s%s\n", name, i.rank_max,
+                   i.scale_max, i.matrices, i.targets, (double)i.bytes / (1 << 20), *i.base ? ", of " : "",
+                   i.base, i.touches_images ? ", changes images" : "");
+    }
+    return st;
+}
+
+static int inspect(struct options *o, const char *dir)
 {
     static char text[1 << 18];
     struct err err = {0};
@@ -95,6 +111,7 @@ static int inspect(const struct options *o, const char *dir)
     if (starts) fputs(text, stdout);
     else if (rest)
         printf("served     no: %s%s%s%s", err.msg, *seen.lacking.msg ? "; " : "", seen.lacking.msg, rest);
+    starts = starts && !inspect_loras(o->lora, &eo, &err);
     if (fflush(stdout)) return 1;
     return starts ? 0 : fail(&err);
 }

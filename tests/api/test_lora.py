@@ -4,8 +4,10 @@ unloading under load; caches by content; hostile adapters."""
 import concurrent.futures
 import json
 import os
+import re
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 
@@ -344,6 +346,18 @@ def test_hostile(s):
     check.equal("nothing is loaded", names(s), ["demo", "one", "two", "twin", "tower"])
     check.equal("others answer as before", ask(s, "one"), want)
     check.true("files", s.metric("process_open_fds") <= before + 2)
+
+
+def test_inspect():
+    run = [BINARY, "inspect", MODEL, "--lora"]
+    said = subprocess.run([*run, f"a={DIR}/two", "--lora", DIR + "/tower"], capture_output=True, text=True)
+    lines = [x for x in said.stdout.splitlines() if x.startswith("lora ")]
+    check.true("two", said.returncode == 0 and re.fullmatch(
+        r"lora       a: rank 3, scale 4.6188, 24 products \((?=.*q_proj)(?=.*up_proj).*\), \d.\d MiB, of demo",
+        lines[0]), said)
+    check.true("tower", "tower: rank 4, scale 2," in lines[1] and lines[1].endswith(", changes images"), lines)
+    said = subprocess.run([*run, OUTSIDE + "/nowhere"], capture_output=True, text=True)
+    check.true("refused", said.returncode == 1 and "nowhere" in said.stderr and said.stderr.count("\n") == 1, said)
 
 
 def test_start():
