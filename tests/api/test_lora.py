@@ -353,11 +353,12 @@ def test_inspect():
     said = subprocess.run([*run, f"a={DIR}/two", "--lora", DIR + "/tower"], capture_output=True, text=True)
     lines = [x for x in said.stdout.splitlines() if x.startswith("lora ")]
     check.true("two", said.returncode == 0 and re.fullmatch(
-        r"lora       a: rank 3, scale 4.6188, 24 products \((?=.*q_proj)(?=.*up_proj).*\), \d.\d MiB, of demo",
-        lines[0]), said)
+        r"lora       a: rank 3, scale 4.6188, 24 products \((?=.*q_proj)(?=.*up_proj).*\), \d.\d MiB, "
+        r"of demo", lines[0]), said)
     check.true("tower", "tower: rank 4, scale 2," in lines[1] and lines[1].endswith(", changes images"), lines)
     said = subprocess.run([*run, OUTSIDE + "/nowhere"], capture_output=True, text=True)
-    check.true("refused", said.returncode == 1 and "nowhere" in said.stderr and said.stderr.count("\n") == 1, said)
+    fine = said.returncode == 1 and "nowhere" in said.stderr and said.stderr.count("\n") == 1
+    check.true("refused", fine, said)
 
 
 def test_start():
