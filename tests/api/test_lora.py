@@ -355,7 +355,8 @@ def test_inspect():
     check.true("two", said.returncode == 0 and re.fullmatch(
         r"lora       a: rank 3, scale 4.6188, 24 products \((?=.*q_proj)(?=.*up_proj).*\), \d.\d MiB, "
         r"of demo", lines[0]), said)
-    check.true("tower", "tower: rank 4, scale 2," in lines[1] and lines[1].endswith(", changes images"), lines)
+    check.true("tower", "tower: rank 4, scale 2," in lines[1] and lines[1].endswith(", changes images"),
+               lines)
     said = subprocess.run([*run, OUTSIDE + "/nowhere"], capture_output=True, text=True)
     fine = said.returncode == 1 and "nowhere" in said.stderr and said.stderr.count("\n") == 1
     check.true("refused", fine, said)

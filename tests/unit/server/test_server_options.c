@@ -62,6 +62,9 @@ static void test_good(void **state)
     assert_int_equal(o.max_n, 4);
     assert_int_equal(o.dtype, DTYPE_F32);
     options_fini(&o);
+    assert_int_equal(PARSE(&o, &err, "--lora", "a=x", "--lora=b=y,c=z"), ST_OK);
+    assert_string_equal(o.lora, "a=x,b=y,c=z");
+    options_fini(&o);
     assert_int_equal(PARSE(&o, &err, "--draft-tokens", "16"), ST_OK);
     assert_int_equal(o.draft_tokens, 16);
     options_fini(&o);
@@ -195,7 +198,7 @@ static void test_bad(void **state)
         {"--max-sequence=4", NULL, "'--max-sequence=4': did you mean --max-sequences?"},
         {"--nonsense", "x", "unknown flag '--nonsense' (see --help)"},
         {"word", NULL, "unexpected argument 'word': a model is a directory, a GGUF file or ORG/NAME"},
-        {"a/b", "c", "unexpected argument 'c': MODEL comes once, before the flags"},
+        {"a/b", "c", "unexpected argument 'c': a model is a directory"},
         {"-c", "9", "unknown flag '-c': here it is --max-context N"},
         {"--tool-call-parser", "hermes", "here it is not needed: tool calls follow the chat template"},
         {"--tls-cert", "x", "--tls-cert and --tls-key go together"},
