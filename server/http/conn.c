@@ -58,8 +58,8 @@ static void release(struct conn *n)
     if (n->prev) n->prev->next = n->next;
     else l->conns = n->next;
     if (n->next) n->next->prev = n->prev;
-    l->srv->conn_count--;
-    l->closing -= n->tcp < 0;
+    l->srv->conn_count -= !n->inside;
+    l->closing -= n->tcp < 0 && !n->inside;
     l->bodies -= n->phase == CONN_BODY;
     share_sub(n->share, SHARE_BODIES, n->ws_bytes);
     share_release(n->share);
@@ -93,7 +93,7 @@ static void side_close(uv_poll_t *poll, int *fd)
 static void drop(struct conn *n)
 {
     if (n->tcp >= 0) {
-        n->loop->closing++;
+        n->loop->closing += !n->inside;
         n->loop->over -= n->over;
         share_sub(n->share, SHARE_CONNECTIONS, 1);
     }
@@ -717,7 +717,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
                        .next = l->conns};
     if (n->next) n->next->prev = n;
     l->conns = n;
-    l->srv->conn_count++;
+    l->srv->conn_count += !inside;
     n->share = share_take(&l->srv->shares, n->address);
     share_add(n->share, SHARE_CONNECTIONS, 1);
     http_parser_init(&n->in);

@@ -18,7 +18,7 @@ struct conn {
     int tcp_mask, pair_mask; /* polled events; -1: stopped by libuv */
     unsigned handles;        /* not yet closed */
     struct tls *tls;         /* of tcp, or NULL */
-    bool inside;             /* of this process itself */
+    bool inside;             /* of this process itself: not in conn_count */
     bool shaking;            /* its handshake is not done */
     bool mhd_open;           /* libmicrohttpd has its end of the pair */
     bool served;             /* a response was sent */

@@ -386,7 +386,7 @@ static enum status mhd_open(struct loop *l, struct err *err)
     l->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0, NULL,
         NULL, on_request, l, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)l->conn_max + l->conn_spare + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (unsigned)l->conn_max + l->conn_spare + JOBS_FILES / 4 + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)LIMIT_CONNECTION_MEMORY, MHD_OPTION_NOTIFY_COMPLETED, on_completed, l,
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, l, MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL,
         MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
