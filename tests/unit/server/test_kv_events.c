@@ -128,7 +128,15 @@ static void test_addresses(void **state)
     assert_non_null(strstr(err.msg, "--kv-events-replay x"));
 }
 
-/* vLLM's names of the groups' kinds, and of the tiers. */
+static bool sql(void *arg, const uint8_t salt[32], char name[128], uint32_t *id)
+{
+    (void)arg;
+    strcpy(name, "sql");
+    *id = 7;
+    return salt[31] == 1;
+}
+
+/* vLLM's names of the groups' kinds, and of the tiers; adapters: the salt of the last is one's. */
 static void test_kinds(void **state)
 {
     (void)state;
@@ -136,7 +144,7 @@ static void test_kinds(void **state)
     static const char *const mediums[] = {"GPU", "CPU", "DISK"};
     static const enum cache_tier tiers[] = {CACHE_TIER_ARENA, CACHE_TIER_HOST, CACHE_TIER_DISK};
     for (uint32_t i = 0; i < 3; i++) {
-        static const uint8_t salt[32];
+        const uint8_t salt[32] = {[30] = i == 1, [31] = i == 2};
         uint32_t token = 5;
         uint64_t hash = 77;
         struct cache_stored what = {.tier = tiers[i],
@@ -152,7 +160,10 @@ static void test_kinds(void **state)
         msgpack_sbuffer out;
         msgpack_sbuffer_init(&out);
         assert_int_equal(kv_put_stored(&b, 1, &what), ST_OK);
-        assert_int_equal(kv_pack_batch(&out, b.data, b.len, 1, 0, (struct kv_layout){.map = true}), b.len);
+        assert_int_equal(
+            kv_pack_batch(&out, b.data, b.len, 1, 0, (struct kv_layout){.map = true, .lora = sql}), b.len);
+        assert_int_equal(memmem(out.data, out.size, "lora_name\xa3sql", 13) != NULL, i == 2);
+        assert_int_equal(memmem(out.data, out.size, "lora_id\x07", 8) != NULL, i == 2);
         for (uint32_t k = 0; k < 3; k++) {
             char word[64]; /* the field's name is followed by the value's length */
             int n = snprintf(word, sizeof word, "kv_cache_spec_kind%c%s", (int)(0xa0 + strlen(names[k])),
