@@ -6,9 +6,11 @@ import base64
 import concurrent.futures
 import copy
 import glob
+import hashlib
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -172,6 +174,7 @@ def test_reasons(s, receipts):
         (("predicate", "request", "api"), "unverifiable", "api"),
         (("predicate", "prompts", 0, "sha256"), "unverifiable", "prompt"),
         (("predicate", "sampling", "temperature"), "mismatch", "sampling"),
+        (("predicate", "choices", 0, "token_ids", 0), "mismatch", "token 0"),
         (("predicate", "choices", 0, "token_ids", 3), "mismatch", "token 3"),
         (("predicate", "choices", 0, "logprobs_sha256"), "mismatch", "choices"),
         (("predicate", "choices", 0, "finish"), "mismatch", "choices"),
@@ -201,6 +204,12 @@ def test_reasons(s, receipts):
     answer = verdict(s, receipt, {**request, "messages": 5})
     check.equal("an invalid request", answer.get("verdict"), "unverifiable")
     check.equal("no receipt", s.post(VERIFY, {})[0], 400)
+    scored = s.ok(TEXT, {"prompt": "A hill", "max_tokens": 9, "logprobs": 0, "receipt": True})
+    floats = struct.pack("<9f", *scored["choices"][0]["logprobs"]["token_logprobs"])
+    choice = scored["receipt"]["predicate"]["choices"][0]
+    check.equal("the log-probs' digest", choice["logprobs_sha256"], hashlib.sha256(floats).hexdigest())
+    text = hashlib.sha256(scored["choices"][0]["text"].encode()).hexdigest()
+    check.equal("the subject", scored["receipt"]["subject"][0]["digest"]["sha256"], text)
     for odd in ([], "x", {}, {"payload": "AA=="}, {"_type": 1}):
         check.equal(f"{odd} as a receipt", verdict(s, odd, request).get("verdict"), "unverifiable")
 
@@ -258,13 +267,15 @@ def test_command(dice):
             code, answers = command(folder, [signed[0]], "--cpu-kernels", "avx2")
             check.equal(f"{kernels} on avx2", (code, answers[0]["verdict"]), (2, "unverifiable"))
             check.true("names both", kernels in answers[0]["reason"] and "cpu-avx2" in answers[0]["reason"])
-        s = Server(args.binary, DEMO, "--cpu-kernels", "avx2")
+        s = Server(args.binary, DEMO, "--cpu-kernels", "avx2", "--max-context", "64")
         other = made(s, CHAT, full)
+        longest = made(s, CHAT, {"messages": turn(), "ignore_eos": True, "receipt": "full"})
         s.stop()
         code, answers = command(folder, [other])
         check.equal("avx2 picks its kernel set", (code, answers[0]["verdict"]), (0, "match"))
-        code, answers = command(folder, [other, signed[0]])
-        check.equal("a set each", (code, [a["verdict"] for a in answers]), (0, ["match"] * 2))
+        code, answers = command(folder, [other, signed[0], longest])
+        verdicts = [a["verdict"] for a in answers]
+        check.equal("a set each; a shorter context", (code, verdicts), (0, ["match"] * 3))
 
 
 def random_request(dice, chat, images):
