@@ -8,7 +8,6 @@
 #include "server/jobs/jobs.h"
 #include "server/jobs/lines.h"
 #include "server/jobs/post.h"
-#include "server/json/value.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -66,22 +65,11 @@ static void show(struct batch *b, bool end)
 static bool next_post(void *arg, struct post *p)
 {
     struct batch *b = arg;
-    struct line_request q;
-    struct json_writer o = {.buf = &p->body};
     while (b->next < b->lines.count && b->lines.line[b->next].answered) b->next++;
     if (b->next == b->lines.count || b->err.msg[0]) return false;
-    p->item = &b->lines.line[b->next++];
-    if (line_load(&b->lines, p->item, &q) || !q.url) {
-        (void)err_set(&b->err, ST_IO, "%.200s: it has changed", b->in);
-        json_decref(q.root);
-        return false;
-    }
-    snprintf(p->url, sizeof p->url, "%s", q.url);
-    jw_value(&o, q.body);
-    if (o.st) (void)err_nomem(&b->err, NULL);
-    p->custom_id = json_incref(q.custom_id);
-    json_decref(q.root);
-    return true;
+    if (!line_post(&b->lines, &b->lines.line[b->next++], p)) return true;
+    (void)err_set(&b->err, ST_IO, "%.200s: it has changed", b->in);
+    return false;
 }
 
 static void post_done(void *arg, struct post *p, long status)

@@ -44,7 +44,7 @@ static void output_id(const struct item *batch, enum output which, char id[JOBS_
              which == ANSWERS ? "output" : "error");
 }
 
-void jobs__status(struct jobs *j, struct item *batch, enum batch_status status)
+static void status_set(struct jobs *j, struct item *batch, enum batch_status status)
 {
     char at[32];
     j->statuses[batch->status]--;
@@ -177,7 +177,7 @@ enum status jobs_batch_cancel(struct jobs *j, const jobs_owner owner, const char
         st = api_fail(e, 409, "invalid_status", NULL, "Cannot cancel a batch with status '%s'.",
                       jobs_statuses[x->status]);
     } else {
-        if (x->status != BATCH_CANCELLING) jobs__status(j, x, BATCH_CANCELLING);
+        if (x->status != BATCH_CANCELLING) status_set(j, x, BATCH_CANCELLING);
         if (jobs__save(j, x, &err)) log_error("%s", err.msg);
         jw_value(&o, x->object);
     }
@@ -216,7 +216,7 @@ static void run_end(struct jobs *j, struct run *r, enum batch_status as)
     for (int i = 0; i < OUTPUTS; i++)
         if (r->out[i] >= 0 && fsync(r->out[i])) st = err_set(&err, ST_IO, "--data-dir: %s", strerror(errno));
     work_lock(&j->lock);
-    if (as == BATCH_COMPLETED && b->status == BATCH_IN_PROGRESS) jobs__status(j, b, BATCH_FINALIZING);
+    if (as == BATCH_COMPLETED && b->status == BATCH_IN_PROGRESS) status_set(j, b, BATCH_FINALIZING);
     for (int i = 0; i < OUTPUTS; i++) {
         char id[JOBS_ID_BYTES];
         output_id(b, (enum output)i, id);
@@ -225,7 +225,7 @@ static void run_end(struct jobs *j, struct run *r, enum batch_status as)
         if (!r->count[i]) (void)unlinkat(j->dir, id, 0);
     }
     counts_show(r);
-    if (!st) jobs__status(j, b, as);
+    if (!st) status_set(j, b, as);
     if (!st) st = jobs__save(j, b, &err);
     run_free(r); /* with an error it is begun again */
     work_unlock(&j->lock);
@@ -295,7 +295,7 @@ static void run_begin(struct jobs *j, struct item *b)
         json_decref(errors);
         work_lock(&j->lock);
         counts_show(r);
-        if (b->status == BATCH_VALIDATING) jobs__status(j, b, BATCH_IN_PROGRESS);
+        if (b->status == BATCH_VALIDATING) status_set(j, b, BATCH_IN_PROGRESS);
         if (jobs__save(j, b, &err)) log_error("%s", err.msg);
         work_unlock(&j->lock);
     }
@@ -362,12 +362,8 @@ static bool next_post(void *arg, struct post *p)
     }
     work_unlock(&j->lock);
     if (!r) return false;
-    struct line_request q;
-    struct line *line = &r->lines.line[r->next++];
-    struct json_writer o = {.buf = &p->body};
-    if (line_load(&r->lines, line, &q) || !q.url) {
+    if (line_post(&r->lines, &r->lines.line[r->next++], p)) {
         (void)err_set(&r->broken, ST_IO, "the input file can't be read");
-        json_decref(q.root);
         return false;
     }
     static const jobs_owner nobody;
@@ -375,13 +371,7 @@ static bool next_post(void *arg, struct post *p)
     sodium_bin2hex(hex, sizeof hex, r->batch->owner, sizeof nobody);
     snprintf(p->header, sizeof p->header, "%s: %s", JOBS_OWNER_HEADER, hex);
     if (memcmp(r->batch->owner, nobody, sizeof nobody) == 0) p->header[0] = '\0';
-    snprintf(p->url, sizeof p->url, "%s", q.url);
-    jw_value(&o, q.body);
-    if (o.st) (void)err_set(&r->broken, o.st, "out of memory");
-    p->custom_id = json_incref(q.custom_id);
     p->user = r;
-    p->item = line;
-    json_decref(q.root);
     r->open++;
     return true;
 }

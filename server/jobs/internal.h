@@ -59,7 +59,6 @@ enum status jobs__not_found(enum jobs_kind kind, const char *id, struct api_erro
 /* A file of a batch, whose content is there. */
 enum status jobs__file_made(struct jobs *j, const struct item *batch, const char *id,
                             struct err *err) KV_MUST_CHECK;
-void jobs__status(struct jobs *j, struct item *batch, enum batch_status status);
 void jobs__expire(struct jobs *j); /* deletes files whose time has come; takes the lock itself */
 
 #endif

@@ -2,6 +2,7 @@
 #include "server/jobs/lines.h"
 
 #include "config/base/list.h"
+#include "server/jobs/post.h"
 #include "server/json/parser.h"
 #include "server/json/value.h"
 
@@ -199,6 +200,22 @@ enum status line_load(struct lines *l, const struct line *line, struct line_requ
     out->custom_id = json_object_get(out->root, "custom_id");
     out->body = json_object_get(out->root, "body");
     out->url = json_string_value(json_object_get(out->root, "url"));
+    return st;
+}
+
+enum status line_post(struct lines *l, struct line *line, struct post *p)
+{
+    struct line_request q;
+    struct json_writer o = {.buf = &p->body};
+    enum status st = line_load(l, line, &q);
+    if (!st && !q.url) st = ST_IO;
+    snprintf(p->url, sizeof p->url, "%s", st ? "" : q.url);
+    p->body.len = 0;
+    if (!st) jw_value(&o, q.body);
+    if (!st) st = o.st;
+    if (!st) p->custom_id = json_incref(q.custom_id);
+    p->item = line;
+    json_decref(q.root);
     return st;
 }
 

@@ -43,6 +43,9 @@ enum status lines_read(struct lines *l, const char *endpoint, uint32_t count_mos
 /* Marks the lines whose records an earlier process left in fd, before lines_sort; what follows the last whole
  * record of these lines is cut off. *count: how many. */
 enum status lines_resume(struct lines *l, int fd, uint32_t *count, struct err *err) KV_MUST_CHECK;
+/* Its request; ST_IO: the input has changed. */
+struct post;
+enum status line_post(struct lines *l, struct line *line, struct post *p) KV_MUST_CHECK;
 void lines_sort(struct lines *l); /* so that lines with equal prefixes follow each other */
 enum status line_load(struct lines *l, const struct line *line, struct line_request *out) KV_MUST_CHECK;
 /* Appends the record of a line to fd at its end. body: JSON; NULL: `code` and `message` say why there is

@@ -165,7 +165,7 @@ void posts_drop(struct posts *s, const void *user)
 
 void posts_wake(struct posts *s)
 {
-    curl_multi_wakeup(s->multi);
+    if (s) curl_multi_wakeup(s->multi);
 }
 
 void posts_free(struct posts *s)

@@ -35,7 +35,7 @@ enum status posts_create(const struct post_options *o, struct posts **out, struc
 uint32_t posts_turn(struct posts *s, int ms);
 /* Gives up those of a user, without `done`; the server notices. */
 void posts_drop(struct posts *s, const void *user);
-void posts_wake(struct posts *s); /* any thread: posts_turn returns */
+void posts_wake(struct posts *s); /* any thread: posts_turn returns; NULL is fine */
 void posts_free(struct posts *s); /* gives up all; NULL is fine */
 
 #endif

@@ -446,7 +446,7 @@ void jobs_stop(struct jobs *j)
 {
     if (!j) return;
     atomic_store(&j->stopping, true);
-    if (j->posts) posts_wake(j->posts);
+    posts_wake(j->posts);
 }
 
 void jobs_close(struct jobs *j)
