@@ -169,7 +169,6 @@ void gen_images_free(struct generation *g);
 void gen_write_response(struct generation *g);     /* the whole, and sheds g's output */
 const char *gen_model(const struct generation *g); /* its name in the response */
 const char *gen_fingerprint(const struct generation *g);
-const uint8_t *gen_adapter_digest(const struct generation *g); /* [32]; NULL: the model itself */
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;

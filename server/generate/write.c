@@ -16,11 +16,6 @@ const char *gen_fingerprint(const struct generation *g)
     return g->r->lora ? g->r->lora->fingerprint : g->ctx->model->info->fingerprint;
 }
 
-const uint8_t *gen_adapter_digest(const struct generation *g)
-{
-    return g->r->lora ? g->r->lora->digest : NULL;
-}
-
 const char *gen_model(const struct generation *g)
 {
     return g->r->model_name ? g->r->model_name : g->ctx->model_name;

@@ -247,6 +247,18 @@ def test_keys():
         check.equal("no --lora-dir", load(s, "a", DIR + "/one")[0], 404)
 
 
+def test_receipts(s):
+    """A receipt binds the adapter's content."""
+    load(s, "later", "two")
+    receipt = s.ok(CHAT, chat("later", receipt=True))["receipt"]
+    both = {"receipt": receipt, "request": chat("later", receipt=True)}
+    check.equal("match", s.ok("/v1/receipts/verify", both)["verdict"], "match")
+    load(s, "later", "one", load_inplace=True)
+    got = s.ok("/v1/receipts/verify", both)
+    check.true("other content", got["verdict"] == "unverifiable" and "adapter" in str(got), got)
+    unload(s, "later")
+
+
 def test_disk(s):
     """A restart finds an adapter's prefixes by its content."""
     text = "A prompt that is as long as several blocks of the cache, " * 4
