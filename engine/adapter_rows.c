@@ -34,8 +34,17 @@ static const struct adapter_matrix *any(const struct adapter_rows *rows, const s
     return m;
 }
 
-static void products(struct engine *e, const struct be_linear_args *a, uint32_t n)
+static int by_weight(const void *a, const void *b)
 {
+    uintptr_t x = (uintptr_t)((const struct be_linear_args *)a)->w,
+              y = (uintptr_t)((const struct be_linear_args *)b)->w;
+    return x < y ? -1 : x > y;
+}
+
+/* Those of one adapter one after another: it is read from memory once. */
+static void products(struct engine *e, struct be_linear_args *a, uint32_t n)
+{
+    if (n > 1) qsort(a, n, sizeof *a, by_weight);
     if (e->ops->linears) e->ops->linears(e->be, a, n);
     else
         for (uint32_t i = 0; i < n; i++) e->ops->linear(e->be, &a[i]);
