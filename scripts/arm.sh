@@ -48,8 +48,8 @@ contained() { # contained PART WHOLE LEAST
 env -u KVASIR_TEST_SHORT GOLDEN_KERNELS=avx2 TEST_ONLY="$only" build/release/tests/test_engine_golden \
     2>/dev/null | bits >build/arm-avx2.bits
 for cpu in $cpus; do
-    for t in $tables; do
-        check "$t on $cpu" arm "$cpu" "$t" >"build/arm-$t.log" 2>&1
+    for t in $tables; do # with all bounds they take hours there
+        KVASIR_TEST_SHORT=${short:-2} check "$t on $cpu" arm "$cpu" "$t" >"build/arm-$t.log" 2>&1
     done
     TEST_ONLY="$only" arm "$cpu" test_engine_golden 2>/dev/null | bits >build/arm-neon.bits
     check "golden checkpoints on $cpu" contained build/arm-neon.bits build/arm-avx2.bits $least
