@@ -9,6 +9,7 @@
 #include "server/input/request_json.h"
 #include "server/json/fields.h"
 #include "server/json/parser.h"
+#include "server/json/value.h"
 #include "server/receipts/receipts.h"
 #include "server/replay/request_log.h"
 #include "server/api/api.h"
@@ -73,20 +74,22 @@ static enum status generate_read(struct request *r)
     if (request_model_check(r, g->prep.root)) return ST_INVALID;
     if (g->q.kind != GEN_VECTORS && gen_generates(g)) return ST_INVALID;
     gen_record_begin(g, g->prep.root);
-    bool full = json_is(json_object_get(g->prep.root, "receipt"), "full");
-    json_t *copy = full ? json_deep_copy(g->prep.root) : NULL;
-    if (full && !copy) return gen_nomem(g);
-    enum status st = g->dialect->read(g, g->prep.root);
+    struct buf full;
+    buf_init(&full, SIZE_MAX / 4);
+    struct json_writer o = {.buf = &full};
+    if (json_is(json_object_get(g->prep.root, "receipt"), "full")) jw_value(&o, g->prep.root);
+    enum status st = o.st ? gen_nomem(g) : g->dialect->read(g, g->prep.root);
     if (r->response.out.len && g->receipt) { /* the dialect's: of a receipt it is none */
         r->response.out.len = 0;
         gen_verdict(g, "unverifiable", "request: it asks for no output");
     }
-    if (st || r->response.out.len) {
-        json_decref(copy);
-        return r->response.out.len ? ST_OK : misspelt(g);
+    bool goes_on = !st && !r->response.out.len;
+    if (goes_on) {
+        written_back(g);
+        st = gen_receipt_begin(g, &full) ? ST_INVALID : gen_rules(g);
     }
-    written_back(g);
-    return gen_receipt_begin(g, copy) ? ST_INVALID : gen_rules(g);
+    buf_fini(&full);
+    return goes_on ? st : r->response.out.len ? ST_OK : misspelt(g);
 }
 
 static void generate_job(struct request *r)
@@ -160,8 +163,10 @@ static enum status verify_open(struct generation *g, json_t **root)
     if (g->out->len || g->e->http) return ST_OK;
     x->api = apis[i].path;
     x->full = own != NULL;
-    x->body = json_incref(own);
-    if (own && receipt_hash(own, x->body_hash)) return gen_nomem(g);
+    struct json_writer o = {.buf = &x->body};
+    buf_init(&x->body, SIZE_MAX / 4);
+    if (own) jw_value(&o, own);
+    if (o.st) return gen_nomem(g);
     g->dialect = apis[i].dialect;
     g->q.kind = g->dialect->kind;
     g->q.source = g->dialect->source;

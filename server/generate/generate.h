@@ -146,9 +146,9 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
 void gen_abort_status(struct request *r, enum status st, const struct err *err); /* api_fail_status */
 void gen_responses_check(struct server *s); /* while responses exceed --response-memory, ends the largest */
 
-/* generate/receipt.c. Worker, after the request is read; full: a copy of its body, made before, which it
- * takes, or NULL. */
-enum status gen_receipt_begin(struct generation *g, json_t *full);
+/* generate/receipt.c. Worker, after the request is read; full: its body as JSON, made before, which it may
+ * take; empty: it isn't wanted. */
+enum status gen_receipt_begin(struct generation *g, struct buf *full);
 void gen_receipt_free(struct gen_receipt *x);                              /* NULL is fine */
 void gen_receipt_write(struct json_writer *o, const struct generation *g); /* ,"receipt":.. if there is one */
 struct receipt_choice gen_receipt_choice(const struct choice *c);          /* after the run */

@@ -31,32 +31,25 @@ static enum status request_hash(const struct inference_request *q, uint8_t out[3
     return o.st;
 }
 
-enum status gen_receipt_begin(struct generation *g, json_t *full)
+enum status gen_receipt_begin(struct generation *g, struct buf *full)
 {
     struct gen_receipt *x = g->receipt;
     const struct options *o = g->ctx->opt;
     struct err err;
-    if (!x && g->q.receipt && g->q.given_count) {
-        json_decref(full);
+    if (!x && g->q.receipt && g->q.given_count)
         return api_fail(g->e, 400, "invalid_value", "receipt",
                         "There is no receipt of output that the request gives (trace_decode_token_ids, "
                         "continuations): the model didn't choose it.");
-    }
-    if (g->q.kind == GEN_VECTORS || (!x && !g->q.receipt && (!o->receipts || g->q.given_count))) {
-        json_decref(full);
-        return ST_OK;
-    }
-    if (x) {
-        json_decref(full); /* it has one */
-        full = NULL;
-    } else {
+    if (g->q.kind == GEN_VECTORS || (!x && !g->q.receipt && (!o->receipts || g->q.given_count))) return ST_OK;
+    if (!x) { /* else it has a body, if it is full */
         x = g->receipt = calloc(1, sizeof *x);
-        if (x) *x = (struct gen_receipt){.api = g->r->route->path, .full = full, .body = full};
-        else json_decref(full);
-        if (full) g->dialect_kept += g->caller.body_bytes;
+        if (!x) return gen_nomem(g);
+        *x = (struct gen_receipt){.api = g->r->route->path, .full = full->len, .body = *full};
+        *full = (struct buf){0};
+        g->dialect_kept += x->body.cap;
     }
-    if (!x || request_hash(&g->q, x->request) || (full && receipt_hash(full, x->body_hash)))
-        return gen_nomem(g);
+    if (request_hash(&g->q, x->request)) return gen_nomem(g);
+    crypto_hash_sha256(x->body_hash, (const unsigned char *)x->body.data, x->body.len);
     enum status st = checkpoint_id_known(g->ctx->model_dir, o->mmproj, o->cache_dir, x->weights, &err);
     if (st) return api_fail_status(g->e, st, "receipt", &err);
     if (!x->claim) return ST_OK;
@@ -69,7 +62,7 @@ enum status gen_receipt_begin(struct generation *g, json_t *full)
 void gen_receipt_free(struct gen_receipt *x)
 {
     if (!x) return;
-    json_decref(x->body);
+    buf_fini(&x->body);
     json_decref(x->claim);
     for (uint32_t i = 0; x->given && i < x->given_choices; i++) free(x->given[i]);
     free(x->given);
@@ -153,7 +146,7 @@ static void head_write(struct json_writer *o, const struct generation *g)
     receipt_hex(o, x->request);
     if (x->full) {
         jw_text(o, ",\"body\":");
-        jw_value(o, x->body);
+        jw_bytes(o, x->body.data, x->body.len);
         jw_text(o, ",\"body_sha256\":");
         receipt_hex(o, x->body_hash);
     }
@@ -316,9 +309,10 @@ static bool given_read(struct generation *g, char *why, size_t cap)
                 return x->given_choices++, false;
             x->given[i][k] = (uint32_t)json_integer_value(id);
         }
-        snprintf(why, cap, "choices[%u]: %zu tokens, but at most %lu can be", i, n,
-                 (unsigned long)g->q.max_tokens);
         bool bounded = g->q.has_max_tokens && !g->q.max_tokens_fit;
+        snprintf(why, cap,
+                 bounded ? "choices[%u]: %zu tokens, but at most %lu can be" : "choices[%u]: no tokens", i, n,
+                 (unsigned long)g->q.max_tokens);
         if ((bounded && n > g->q.max_tokens) || (!n && !(bounded && !g->q.max_tokens)))
             return x->given_choices++, false;
     }
@@ -336,6 +330,7 @@ void gen_verify_before(struct generation *g)
     if (difference(g, true, &unverifiable, why, sizeof why))
         gen_verdict(g, unverifiable ? "unverifiable" : "mismatch", why);
     else if (!g->e->http && !given_read(g, why, sizeof why)) gen_verdict(g, "mismatch", why);
+    if (g->out->len) json_object_clear(g->receipt->claim); /* here, because it may be large */
 }
 
 const uint32_t *gen_verify_given(const struct choice *c, uint32_t *count, uint32_t *max)
@@ -345,9 +340,12 @@ const uint32_t *gen_verify_given(const struct choice *c, uint32_t *count, uint32
     const json_t *claim =
         json_array_get(json_object_get(json_object_get(g->receipt->claim, "predicate"), "choices"), c->index);
     *count = (uint32_t)json_array_size(json_object_get(claim, "token_ids"));
-    /* Where the context is the limit, it is that of the server that made the receipt. */
-    bool fits = !g->q.has_max_tokens || g->q.max_tokens_fit;
-    if (fits && (*count > *max || json_is(json_object_get(claim, "finish"), "length"))) *max = *count;
+    /* Where the context is the limit, it is that of the server that made the receipt. Whoever shortens an
+     * output can claim any, so one that isn't reached here is no reason to end. */
+    bool fits = !g->q.has_max_tokens || g->q.max_tokens_fit,
+         length = json_is(json_object_get(claim, "finish"), "length");
+    if (fits && length && *count != *max) g->receipt->cut = true;
+    if (fits && (*count > *max || length)) *max = *count;
     return g->receipt->given[c->index];
 }
 
@@ -381,6 +379,12 @@ void gen_verify_write(struct json_writer *o, struct generation *g)
     }
     const char *differs = difference(g, false, &unverifiable, why, sizeof why);
     if (g->e->http) o->st = ST_NOMEM;
+    if (!differs && g->receipt->cut) {
+        unverifiable = true;
+        differs = "choices: the request sets no limit, and the output ends at another one than this server's "
+                  "(--max-context, --default-max-tokens)";
+    }
+    json_object_clear(g->receipt->claim);
     verdict_write(o, !differs ? "match" : unverifiable ? "unverifiable" : "mismatch", differs);
     jw_text(o, "}");
 }

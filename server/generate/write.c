@@ -89,7 +89,8 @@ static void write_done(struct request *r)
 /* The event loop writes short responses itself; long ones would make other clients wait. */
 static bool takes_worker(const struct generation *g)
 {
-    return g->q.kind == GEN_VECTORS || g->r->response.bytes > 65536;
+    return g->q.kind == GEN_VECTORS || g->r->response.bytes > 65536 ||
+           (g->receipt && (g->receipt->full || g->receipt->claim));
 }
 
 void gen_write_response(struct generation *g)

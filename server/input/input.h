@@ -95,12 +95,12 @@ struct gen_prompt {
 
 /* With a receipt: of the request, as it was read. */
 struct gen_receipt {
-    const char *api; /* the endpoint's path; borrowed */
-    bool full;
+    const char *api;       /* the endpoint's path; borrowed */
+    bool full, cut;        /* cut: the claim ends for want of room where there is some here */
     uint8_t request[32];   /* SHA-256 of request_write */
     uint8_t weights[32];   /* checkpoint_id */
     uint64_t seed;         /* the request's, or the one that was drawn */
-    json_t *body;          /* full: the request's; owned */
+    struct buf body;       /* full: the request's, as JSON */
     uint8_t body_hash[32]; /* of it, before it was read */
     /* The receipt that is checked; NULL: one is made. Owned, with the output that it claims by choice. */
     json_t *claim;

@@ -16,17 +16,6 @@ void receipt_hex(struct json_writer *o, const uint8_t digest[32])
     jw_cstring(o, sodium_bin2hex(hex, sizeof hex, digest, 32));
 }
 
-enum status receipt_hash(const json_t *v, uint8_t out[32])
-{
-    struct buf text;
-    struct json_writer o = {.buf = &text};
-    buf_init(&text, SIZE_MAX / 4);
-    jw_value(&o, v);
-    if (!o.st) crypto_hash_sha256(out, (const unsigned char *)text.data, text.len);
-    buf_fini(&text);
-    return o.st;
-}
-
 void receipt_choice_write(struct json_writer *o, const struct receipt_choice *c)
 {
     jw_text(o, "{\"token_ids\":");

@@ -28,8 +28,6 @@ struct receipt_choice {
 /* {"token_ids":..,"logprobs_sha256":..,"finish":..} */
 void receipt_choice_write(struct json_writer *o, const struct receipt_choice *c);
 void receipt_hex(struct json_writer *o, const uint8_t digest[32]); /* with quotes */
-/* SHA-256 of the value as text, without spaces. ST_NOMEM. */
-enum status receipt_hash(const json_t *v, uint8_t out[32]) KV_MUST_CHECK;
 
 /* The key of --receipt-key: PKCS#8 in PEM (openssl genpkey -algorithm ed25519), or a seed of 32 bytes as 64
  * hexadecimal digits. id: SHA-256 of the public key. */

@@ -195,6 +195,13 @@ def test_reasons(s, receipts):
     shorter = copy.deepcopy(receipt)
     shorter["predicate"]["choices"][0]["token_ids"].pop()
     check.equal("a token less", verdict(s, shorter, request).get("verdict"), "mismatch")
+    unlimited = {k: v for k, v in request.items() if k != "max_tokens"} | {"seed": 3}
+    whole, cut = made(s, path, unlimited), made(s, path, {**unlimited, "max_tokens": 5})
+    check.equal("no limit", verdict(s, whole, unlimited).get("verdict"), "match")
+    whole["subject"], whole["predicate"]["choices"] = cut["subject"], cut["predicate"]["choices"]
+    answer = verdict(s, whole, unlimited)
+    check.equal("cut where no limit is", answer.get("verdict"), "unverifiable")
+    check.true("the limit is named", "--max-context" in str(answer.get("reason")), answer)
     longer = copy.deepcopy(receipt)
     longer["predicate"]["choices"][0]["token_ids"].append(5)
     check.equal("a token more", verdict(s, longer, request).get("verdict"), "mismatch")
@@ -275,7 +282,9 @@ def test_command(dice):
         check.equal("avx2 picks its kernel set", (code, answers[0]["verdict"]), (0, "match"))
         code, answers = command(folder, [other, signed[0], longest])
         verdicts = [a["verdict"] for a in answers]
-        check.equal("a set each; a shorter context", (code, verdicts), (0, ["match"] * 3))
+        check.equal("a set each; a shorter context", (code, verdicts), (2, ["match"] * 2 + ["unverifiable"]))
+        code, answers = command(folder, [longest], "--max-context", "64")
+        check.equal("with that context", (code, answers[0]["verdict"]), (0, "match"))
 
 
 def random_request(dice, chat, images):
