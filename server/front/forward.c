@@ -254,7 +254,7 @@ static struct transfer *transfer_start(struct front_model *m, struct request *r,
 struct transfer *front_ask_child(struct front_model *m, const char *path, bool post,
                                  void (*done)(struct transfer *t, bool ok), void *arg)
 {
-    struct curl_slist *own = curl_slist_append(NULL, FRONT_HEADER ": - 0 - 8 0");
+    struct curl_slist *own = m->child ? curl_slist_append(NULL, FRONT_HEADER ": - 0 - 8 0") : NULL;
     struct transfer *t = own ? transfer_start(m, NULL, path, own) : NULL;
     if (!t) return NULL;
     if (post) curl_easy_setopt(t->easy, CURLOPT_CUSTOMREQUEST, "POST");

@@ -92,7 +92,7 @@ const char *front_status(const struct front_model *m);           /* as llama-ser
 /* forward.c */
 enum status front_curl_open(struct front *f);
 void front_curl_close(struct front *f);
-/* GET, or an empty POST, of this process's own to a child. NULL: out of memory. */
+/* GET, or an empty POST, of this process's own to a child. NULL: out of memory, or it has ended. */
 struct transfer *front_ask_child(struct front_model *m, const char *path, bool post,
                                  void (*done)(struct transfer *t, bool ok), void *arg);
 /* ask.c: reads as much of a JSON text as it needs; all: more than the model. */

@@ -423,6 +423,20 @@ def test_failing():
             check.equal(
                 "the other", s.post(COMPLETIONS, {"model": "text", "prompt": "x", "max_tokens": 1})[0], 200
             )
+            # The front sees the end of the child and of its request at once.
+            child, got = s.child("text"), []
+            os.kill(child, signal.SIGSTOP)
+            load = {"model": "text", "lora_name": "x", "lora_path": "x"}
+            t = threading.Thread(target=lambda: got.append(s.post("/v1/load_lora_adapter", load)[0]))
+            t.start()
+            check.true("passed on", wait_until(lambda: s.of("kvasir:model_requests_active", "text") == 1))
+            s.pause()
+            os.kill(child, signal.SIGKILL)
+            time.sleep(0.5)  # so that its timer comes before its sockets
+            s.resume()
+            t.join()
+            check.equal("ended while it read an adapter", got, [503])
+            check.equal("the front lives", s.request("GET", "/health")[0], 200)
     for flags, text in (
         (["--models-memory", "20M"], "--models-memory is 20 MiB"),
         (["--served-model-name", "x"], "NAME=MODEL"),
