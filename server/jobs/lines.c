@@ -122,10 +122,12 @@ static void check(struct reading *r, struct line *line, json_t *v)
         fault(r, "missing_required_parameter", "custom_id",
               "Missing required parameter: custom_id, a string.");
     else if (json_object_get(r->ids, text)) {
+        size_t n = strnlen(text, 101); /* not ending inside a character */
+        while (n > 100 || (text[n] & 0xC0) == 0x80) n--;
         snprintf(message, sizeof message,
-                 "The custom_id '%.100s' for this request is a duplicate of another request. The custom_id "
+                 "The custom_id '%.*s' for this request is a duplicate of another request. The custom_id "
                  "parameter must be unique for each request in a batch.",
-                 text);
+                 (int)n, text);
         fault(r, "duplicate_custom_id", "custom_id", message);
     } else if (!method || strcmp(method, "POST") != 0)
         fault(r, "invalid_method", "method", "The method must be POST.");

@@ -242,6 +242,8 @@ def test_wrong_lines():
         assert got == want, got
         b = end(c, begin(c, [" \n"]))
         assert [e.code for e in b.errors.data] == ["empty_file"], b
+        b = end(c, begin(c, [{**line(1), "custom_id": "x" + 60 * "ä"}] * 2))
+        assert [e.code for e in b.errors.data] == ["duplicate_custom_id"], b
         # What only the model can tell is an error of that line.
         lines = [line(1), line(2, temperature="hot"), line(4)]
         lines[2]["body"]["model"] = "other"
