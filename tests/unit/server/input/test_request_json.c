@@ -80,7 +80,7 @@ static void test_wrong(void **state)
                                         "{\"version\":1," TEXT ",\"inputs\":[{}]}",
                                         "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"stops\":[\"\"]}",
                                         "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"stream\":1}",
-                                        "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"only\":[[1,0],[2,0]]}",
+                                        "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"given\":[[1],[2]]}",
                                         "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"bias\":[[1]]}",
                                         "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"format.kind\":3}",
                                         "{\"version\":1," TEXT ",\"inputs\":[\"a\"],\"format.kind\":99}",
