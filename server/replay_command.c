@@ -134,8 +134,8 @@ static void compare(struct entry *e, const json_t *want, const json_t *got)
     bool kernels = strcmp(word(want, "backend"), word(got, "backend")) != 0;
     const char *what = kernels ? "backend" : "fingerprint";
     judge(e, UNSURE, "bits may differ: made with %s (%.40s, here %s)",
-          kernels ? "another kernel set" : "other weights, types or another version", word(want, what),
-          word(got, what));
+          kernels ? "another kernel set" : "other weights, adapter or types, or another version",
+          word(want, what), word(got, what));
 }
 
 /* ---- from a line to a request ---- */

@@ -21,9 +21,12 @@
 
 static const char usage[] =
     "usage: kvasir run-batch -i IN -o OUT --model MODEL [flags of kvasir serve]\n\n"
-    "  IN: JSON lines, each a request as of OpenAI's batches: custom_id, method, url, body\n"
-    "  OUT: a JSON line for each, in any order; until all are there OUT.part, which the same command\n"
-    "  continues after an interruption\n";
+    "Answers the requests of a file without a server (docs/jobs.md).\n\n"
+    "  -i, --input-file IN     JSON lines, each a request of OpenAI's batches: custom_id, method, url, body\n"
+    "  -o, --output-file OUT   a JSON line for each, in any order; until all are there it is OUT.part,\n"
+    "                          which the same command continues after an interruption\n\n"
+    "Exit code: 0 all lines were answered with status 200, 1 it could not end, 2 a wrong command or wrong\n"
+    "lines, 3 some lines have errors, 130 interrupted.\n";
 
 struct batch {
     struct lines lines;

@@ -36,13 +36,15 @@ struct verification {
 
 static int usage(FILE *f)
 {
-    fputs("usage: kvasir verify RECEIPT... --model DIR [--request FILE] [--public-key FILE] [--json]\n"
-          "       [flags of kvasir serve]\n\n"
-          "  RECEIPT is a file with a receipt, or with a response that has one. Its request is computed "
-          "again;\n"
-          "  without --request, it is the one in the receipt. Exit code: 0 match, 1 mismatch, 2 "
-          "unverifiable.\n",
-          f);
+    static const char text[] =
+        "usage: kvasir verify RECEIPT... --model MODEL [flags] [flags of kvasir serve]\n\n"
+        "Recomputes what receipts say, bit for bit (docs/receipts.md). RECEIPT is a file with a receipt, or\n"
+        "with a response that has one (\"receipt\": true in the request).\n\n"
+        "  --request FILE      the body that was sent; not needed for a full receipt, which has it\n"
+        "  --public-key FILE   the signature must be of this Ed25519 key (PEM, or 64 hexadecimal digits)\n"
+        "  --json              the verdicts as lines of JSON\n\n"
+        "Exit code: 0 match, 1 mismatch, 2 unverifiable.\n";
+    fputs(text, f);
     return f == stdout ? 0 : 2;
 }
 

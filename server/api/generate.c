@@ -154,9 +154,14 @@ static enum status verify_open(struct generation *g, json_t **root)
     if (!x->claim) gen_verdict(g, "unverifiable", why);
     else if (!json_is(json_object_get(x->claim, "_type"), RECEIPT_STATEMENT) ||
              !json_is(json_object_get(x->claim, "predicateType"), RECEIPT_PREDICATE))
-        gen_verdict(g, "unverifiable", "predicateType: no receipt of this version");
+        gen_verdict(
+            g, "unverifiable",
+            "predicateType: no receipt of this version (\"receipt\": true in a request asks for one)");
     else if (i == n) gen_verdict(g, "unverifiable", "request: its api is no endpoint of this server");
-    else if (!body) gen_verdict(g, "unverifiable", "request: it is not in the receipt, and was not given");
+    else if (!body)
+        gen_verdict(
+            g, "unverifiable",
+            "request: the receipt has its digest alone; give the body that was sent (--request FILE)");
     else if (!json_is_object(body)) gen_verdict(g, "unverifiable", "request: no JSON object");
     else if (own && given && !json_equal(own, given))
         gen_verdict(g, "unverifiable", "request: the one that was given is not the receipt's");

@@ -3,6 +3,7 @@
 #include "server/generate/generate.h"
 
 #include "engine/model/model_info.h"
+#include "server/context/adapters.h"
 #include "server/http/request.h"
 #include "server/receipts/receipts.h"
 #include "server/replay/request_log.h"
@@ -19,7 +20,7 @@ void gen_record_begin(struct generation *g, const json_t *body)
         &g->record->o,
         "{\"time\":%ld,\"path\":%s,\"model\":%s,\"fingerprint\":%s,\"backend\":%s,\"weights\":%s,\"body\":",
         g->caller.created, g->r->http.path, g->r->model_name ? g->r->model_name : g->ctx->model_name,
-        mi->fingerprint, mi->backend, mi->weights);
+        g->r->lora ? g->r->lora->fingerprint : mi->fingerprint, mi->backend, mi->weights);
     log_record_value(g->record, body);
 }
 

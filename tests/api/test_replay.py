@@ -16,6 +16,7 @@ import threading
 import xml.etree.ElementTree
 
 import harness
+import lora_adapter
 from harness import Server
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -306,6 +307,19 @@ def test_vectors():
         os.unlink(log)
 
 
+def test_adapter():
+    """A line names its adapter's fingerprint: without the adapter, nothing is said to be different."""
+    model, log = os.path.join(ROOT, "models/demo"), os.path.join(folder, "adapter.jsonl")
+    lora = ["--lora", "sql=" + lora_adapter.make(os.path.join(folder, "sql-adapter"))]
+    server = serve(log, *lora, model=model)
+    answer = server.ok("/v1/completions", {"model": "sql", "prompt": "Hello", "max_tokens": 8})
+    server.stop()
+    check.equal("fingerprint", lines(log)[0]["fingerprint"], answer["system_fingerprint"])
+    check.equal("with it", [r["result"] for r in replay(log, *lora, model=model)[1]], ["equal"])
+    code, results, _ = replay(log, model=model)
+    check.equal("without it", (code, [r["result"] for r in results]), (2, ["skipped"]))
+
+
 def test_rotation():
     log = os.path.join(folder, "rotated")
     server = serve(log, "--request-log-size", "8K")
@@ -423,7 +437,15 @@ def test_killed():
 
 
 try:
-    for function in (test_dialects, test_vectors, test_rotation, test_full_disk, test_open, test_killed):
+    for function in (
+        test_dialects,
+        test_vectors,
+        test_adapter,
+        test_rotation,
+        test_full_disk,
+        test_open,
+        test_killed,
+    ):
         if not args.only or function.__name__ in args.only:
             check.run(function)
 finally:
