@@ -109,7 +109,6 @@ static struct lora *find(const struct adapters *a, const char *name, size_t len)
 
 struct lora *lora_take(struct adapters *a, const char *name, size_t len)
 {
-    if (!a) return NULL;
     pthread_mutex_lock(&a->lock);
     struct lora *x = find(a, name, len);
     if (x) x->holders++;

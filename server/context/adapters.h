@@ -46,7 +46,7 @@ enum status adapters_load_list(const struct context *x, struct engine *e, const 
  * the caller. NULL: it is not there, or elsewhere. */
 char *adapters_path(const struct adapters *a, const char *name);
 
-struct lora *lora_take(struct adapters *a, const char *name, size_t len); /* NULL: none; of no adapters, too */
+struct lora *lora_take(struct adapters *a, const char *name, size_t len); /* NULL: none */
 void lora_release(struct adapters *a, struct lora *x);                    /* NULL is fine */
 /* The next listed one after x, which it releases; NULL: the first, or none is left. */
 struct lora *lora_next(struct adapters *a, struct lora *x);

@@ -1,6 +1,7 @@
 /* A request's body as the chat and the completion endpoint read it: JSON, fields, messages, data: URIs with
  * images, the chat template, the tokenizer, up to the prompt. No server runs. */
 #include "config/options.h"
+#include "server/context/adapters.h"
 #include "server/dialect/dialect.h"
 #include "server/http/request.h"
 #include "server/media/image_hash_cache.h"
@@ -35,7 +36,7 @@ static bool set_up(void)
     server->ctx.model_name = server->ctx.model_dir = dir;
     server->ctx.model_names_end = dir + sizeof dir;
     server->ctx.image_hashes = image_hash_cache_create(64);
-    return server->ctx.image_hashes;
+    return server->ctx.image_hashes && adapters_create(1, NULL, &server->ctx.adapters, &err) == ST_OK;
 }
 
 static void ask(const struct dialect *dialect, const uint8_t *data, size_t size)
