@@ -145,6 +145,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     }
     if (r->state == RQ_RESPONSE && r->http.queued) return MHD_NO; /* the HTTP front has responded */
     if (*len) {
+        if (r->cancelled) return MHD_NO;            /* a worker may still have the last chunk */
+        if (r->state == RQ_WORKING) return MHD_YES; /* the next one is given again after it */
         enum MHD_Result ok = body_take(r, data, *len);
         *len = 0;
         return ok;

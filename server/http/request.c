@@ -115,6 +115,8 @@ void request_client_gone(struct request *r)
     workers_withdraw(&r->work);
     if (r->gen) r->gen_cancel(r);
     if (r->forward && !r->work.runs) r->forward_gone(r);
+    /* The worker that parses an upload reads the connection's memory: job_done wakes it. */
+    if (r->work.runs && r->route && r->route->needs & ROUTE_UPLOAD) return;
     wake(r); /* libmicrohttpd must run to notice and close */
 }
 
@@ -253,6 +255,7 @@ static void job_done(void *arg)
 {
     struct request *r = arg;
     if (!r->cancelled && r->http.mhd) r->job_done(r);
+    else wake(r);
     request_release(r);
 }
 

@@ -205,6 +205,16 @@ def test_killed_upload():
             assert [f.id for f in sdk(s).files.list()] == [kept.id]
             send_part(s).close()  # a client that leaves
             wait_until(lambda: len(os.listdir(d.path)) == 2, 20)
+            for i in range(30):  # while a worker has a chunk
+                raw = harness.socket.create_connection(("127.0.0.1", s.port))
+                with contextlib.suppress(ConnectionError):
+                    raw.sendall(head_of(1 << 26) + body[:200] + b"x" * 300000 * (i + 1))
+                raw.close()
+            pieces = b"".join(b"2bc\r\n" + body[i:i + 700] + b"\r\n" for i in range(0, 2800000, 700))
+            tail = b"%x\r\n" % (len(body) - 2800000) + body[2800000:] + b"\r\n0\r\n\r\n"
+            head = re.sub(rb"Content-Length.*\d", b"Connection: close\r\nTransfer-Encoding: chunked", head_of(0))
+            got = s.raw(head + pieces + tail)
+            assert b'"bytes":3000000' in got, got[:300]
 
 
 def form_of(boundary="xx", **parts):
