@@ -212,7 +212,8 @@ def test_killed_upload():
                 raw.close()
             pieces = b"".join(b"2bc\r\n" + body[i:i + 700] + b"\r\n" for i in range(0, 2800000, 700))
             tail = b"%x\r\n" % (len(body) - 2800000) + body[2800000:] + b"\r\n0\r\n\r\n"
-            head = re.sub(rb"Content-Length.*\d", b"Connection: close\r\nTransfer-Encoding: chunked", head_of(0))
+            chunked = b"Connection: close\r\nTransfer-Encoding: chunked"
+            head = re.sub(rb"Content-Length.*\d", chunked, head_of(0))
             got = s.raw(head + pieces + tail)
             assert b'"bytes":3000000' in got, got[:300]
 
