@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: kvasir replay LOG --model MODEL [flags] [flags of kvasir serve]\n\n"
+    "usage: kvasir replay LOG MODEL [flags] [flags of kvasir serve]\n\n"
     "Runs the requests of a log that `kvasir serve --request-log LOG` has written again, and compares\n"
     "token ids, log-probs and finish reasons, bit for bit (docs/replay.md).\n\n"
     "  --concurrency N   requests at a time (1 to 1024, default 8)\n"
@@ -376,9 +376,11 @@ static enum status server_start(struct replay *r, int argc, char **argv, struct 
     if (!args || !r->multi || pipe2(r->lines, O_CLOEXEC | O_NONBLOCK))
         return free(args), err_set(err, ST_IO, "can't make a pipe");
     snprintf(pipe_path, sizeof pipe_path, "/proc/%d/fd/%d", (int)getpid(), r->lines[1]);
-    args[0] = "--log-level";
-    args[1] = "warn";
-    memcpy(args + 2, argv, (size_t)argc * sizeof *argv);
+    int at = argc && argv[0][0] != '-'; /* MODEL comes before all flags */
+    args[0] = argv[0];
+    args[at] = "--log-level";
+    args[at + 1] = "warn";
+    memcpy(args + 2 + at, argv + at, (size_t)(argc - at) * sizeof *argv);
     memcpy(args + 2 + argc, own, sizeof own);
     args[2 + argc + OWN] = pipe_path;
     enum status st = child_start(args, NULL, &r->server, err);

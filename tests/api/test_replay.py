@@ -126,7 +126,7 @@ def lines(log):
 
 def replay(log, *flags, model=None):
     """-> exit code, results by line, counts"""
-    command = [args.binary, "replay", log, "--model", model or args.model, "--json", *flags]
+    command = [args.binary, "replay", log, model or args.model, "--json", *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300)
     *results, counts = [json.loads(line) for line in done.stdout.splitlines()] or [None]
     return done.returncode, results, counts
