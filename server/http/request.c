@@ -115,8 +115,9 @@ void request_client_gone(struct request *r)
     workers_withdraw(&r->work);
     if (r->gen) r->gen_cancel(r);
     if (r->forward && !r->work.runs) r->forward_gone(r);
-    /* The worker that parses an upload reads the connection's memory: job_done wakes it. */
-    if (r->work.runs && r->route && r->route->needs & ROUTE_UPLOAD) return;
+    /* A worker reads arguments and headers from the connection's memory, but those of a generation, which may
+     * take long: then what follows the job wakes it. */
+    if (r->work.runs && !r->gen) return;
     wake(r); /* libmicrohttpd must run to notice and close */
 }
 
@@ -194,6 +195,7 @@ static void refill_done(void *arg)
 {
     struct request *r = arg;
     if (!r->cancelled && r->http.mhd) request_stream_more(r);
+    else wake(r);
     request_release(r);
 }
 
