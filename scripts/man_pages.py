@@ -16,6 +16,8 @@ COMMANDS = {
     "cache": "list, verify or prune the directory of --cache-dir",
     "ready": "exit with 0 if the server on this machine is ready",
     "run-batch": "answer the requests of a file",
+    "verify": "recompute what receipts say",
+    "replay": "run the requests of a request log again, and compare the bits",
     "bench": "benchmark the engine offline",
     "version": "print the version",
 }
@@ -58,11 +60,15 @@ def man(groups, version):
     ]
     for usage in (
         "serve [MODEL] [flags]",
+        "serve A NAME=B ... [flags]",
         "inspect [MODEL] [flags]",
         "pull ORG/NAME[@REVISION][:FILE.gguf] ...",
         "list",
         "rm ORG/NAME[@REVISION] ...",
         "cache ls|verify|prune",
+        "run-batch -i IN -o OUT --model MODEL [flags]",
+        "verify RECEIPT ... --model MODEL [flags]",
+        "replay LOG MODEL [flags]",
         "ready [PORT]",
         "bench --help",
         "version",

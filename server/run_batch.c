@@ -152,6 +152,7 @@ static bool flags_read(struct batch *b, int argc, char **argv, const char **flag
         if (!in && !out) flags[n++] = argv[i];
         else if (i + 1 < argc) *(in ? &b->in : &b->out) = argv[++i];
     }
+    if (argc > 1 && !(b->in && b->out)) (void)fail(b->in ? "-o OUT" : "-i IN", "missing");
     return b->in && b->out && snprintf(b->part, sizeof b->part, "%s.part", b->out) < (int)sizeof b->part;
 }
 
