@@ -82,8 +82,8 @@ static void lora_load(struct request *r, json_t *root, const char *name)
     enum status st = path ? adapters_load(x, x->model->engine, name, path, in_place, &err)
                           : err_set(&err, ST_NOT_FOUND,
                                     "No adapter found for %.200s: lora_path is a directory or a file below "
-                                    "--lora-dir, which this server has%s.",
-                                    given, x->opt->lora_dir ? "" : " not");
+                                    "--lora-dir%s.",
+                                    given, x->opt->lora_dir ? "" : "; start the server with that flag");
     if (st) (void)api_fail_status(&r->response.error, st, NULL, &err);
     free(path);
 }
