@@ -604,7 +604,6 @@ static bool choices_create(struct generation *g)
         crypto_hash_sha256_init(&c->logprobs_hash);
         c->sampling = g->q.sampling;
         c->sampling.seed = choice_seed(seed, i % g->q.n);
-        if (g->record && c->sampling.logprobs == SAMPLING_NO_LOGPROBS) c->sampling.logprobs = 0;
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->q.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, g->q.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);

@@ -320,11 +320,23 @@ def test_adapter():
     check.equal("without it", (code, [r["result"] for r in results]), (2, ["skipped"]))
 
 
+def test_log_probs():
+    """Their bits are there whether or not a client asks for them."""
+    log = os.path.join(folder, "log-probs")
+    server = serve(log)
+    for more in ({}, {"logprobs": 1}):
+        server.ok("/v1/completions", {"prompt": "x", "max_tokens": 4, "seed": 1, **more})
+    server.stop()
+    one, two = (line["choices"] for line in lines(log))
+    check.equal("the same digest", one, two)
+
+
 def test_rotation():
     log = os.path.join(folder, "rotated")
     server = serve(log, "--request-log-size", "8K")
     for _ in range(16):
         server.ok("/v1/chat/completions", with_images(image(1)))
+    check.equal("none is lost", server.metric("kvasir:request_log_lost_total"), 0)
     server.stop()
     both = existing(log)
     check.equal("an older one", both, [log + ".1", log])
@@ -441,6 +453,7 @@ try:
         test_dialects,
         test_vectors,
         test_adapter,
+        test_log_probs,
         test_rotation,
         test_full_disk,
         test_open,
