@@ -1,6 +1,6 @@
 """lm-eval (EleutherAI's harness) with local-completions, unchanged, on the tasks in lm_eval/: log-likelihoods
 of answers and of whole texts, and generated answers; equal numbers on a second run and under load. And a
-multiple choice about an image by `continuations`. KVASIR_HF: the checkpoint's folder, which lm-eval's own
+multiple choice about an image by `continuations`. LM_EVAL_HF: the checkpoint's folder, which lm-eval's own
 backend, transformers, evaluates too (then the environment needs torch); its numbers are within 1e-3."""
 import glob
 import json
@@ -21,7 +21,8 @@ def evaluate(model, arguments):
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
         subprocess.run([sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", arguments,
-                        "--include_path", ".", "--tasks", "kvasir_choice,kvasir_perplexity,kvasir_generate",
+                        "--device", "cpu", "--include_path", ".",
+                        "--tasks", "kvasir_choice,kvasir_perplexity,kvasir_generate",
                         "--output_path", os.path.join(folder, "out"), "--log_samples"],
                        cwd=TASKS, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with open(*glob.glob(f"{folder}/out/*/results_*.json"), encoding="utf-8") as f:
@@ -74,10 +75,10 @@ def loglikelihood_and_generate():
 
 
 def transformers():
-    folder = os.environ.get("KVASIR_HF")
+    folder = os.environ.get("LM_EVAL_HF")
     if not folder:
         return
-    (ours, said), (theirs, wanted) = served(), evaluate("hf", f"pretrained={folder},dtype=float32,device=cpu")
+    (ours, said), (theirs, wanted) = served(), evaluate("hf", f"pretrained={folder},dtype=float32")
     for task, metrics in theirs.items():
         for name, value in metrics.items():
             if isinstance(value, float):
