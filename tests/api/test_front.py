@@ -67,7 +67,7 @@ class Front(Server):
         for pid in subprocess.run(
             ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True
         ).stdout.split():
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
+            with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/cmdline", "rb") as f: # it may end
                 if f"--served-model-name={model}".encode() in f.read().split(b"\0"):
                     return int(pid)
         return None
