@@ -103,8 +103,7 @@ static bool differs(struct entry *e, json_t *was, json_t *is, char path[PATH_BYT
     const char *key;
     json_t *member;
     size_t end = strlen(path), n = json_array_size(was), m = json_array_size(is);
-    json_object_foreach(was, key, member)
-    {
+    json_object_foreach(was, key, member) {
         snprintf(path + end, PATH_BYTES - end, ".%s", key);
         if (differs(e, member, json_object_get(is, key), path)) return true;
     }
@@ -177,10 +176,10 @@ static json_t *whole(const struct replay *r, json_t *v, const json_t *fetched)
         return from_file(r, s, (size_t)(at - s), at + sizeof REQUEST_LOG_IMAGE - 1, true);
     if (s && at && strncmp(at, REQUEST_LOG_TEXT, sizeof REQUEST_LOG_TEXT - 1) == 0)
         return from_file(r, s, (size_t)(at - s), at + sizeof REQUEST_LOG_TEXT - 1, false);
-    json_object_foreach(v, key, member) if (!(new = whole(r, member, fetched)) ||
-                                            json_object_set_new(v, key, new)) return NULL;
-    json_array_foreach(v, i, member) if (!(new = whole(r, member, fetched)) ||
-                                         json_array_set_new(v, i, new)) return NULL;
+    json_object_foreach(v, key, member)
+        if (!(new = whole(r, member, fetched)) || json_object_set_new(v, key, new)) return NULL;
+    json_array_foreach(v, i, member)
+        if (!(new = whole(r, member, fetched)) || json_array_set_new(v, i, new)) return NULL;
     return json_incref(v);
 }
 

@@ -69,8 +69,7 @@ static json_t *schema(json_t *v)
     if (!fields && !items) return expand(v, NULL), json_incref(v);
     json_t *required = json_array(), *properties = json_object(), *out = json_pack("{s:s}", "type", "object");
     const char *key;
-    json_object_foreach(fields ? fields : items, key, field)
-    {
+    json_object_foreach(fields ? fields : items, key, field) {
         char name[64];
         size_t n = strlen(key) - (key[strlen(key) - 1] == '!');
         snprintf(name, sizeof name, "%.*s", (int)n, key);
@@ -113,13 +112,11 @@ static void expand(json_t *v, json_t *(*made)(json_t *))
     const char *key;
     json_t *m;
     size_t i;
-    json_array_foreach(v, i, m)
-    {
+    json_array_foreach(v, i, m) {
         if (made) (void)json_array_set_new(v, i, made(m));
         else expand(m, NULL);
     }
-    json_object_foreach(v, key, m)
-    {
+    json_object_foreach(v, key, m) {
         for (i = 0; i < sizeof keys / sizeof *keys && strcmp(key, keys[i].key) != 0;) i++;
         bool known = i < sizeof keys / sizeof *keys;
         json_t *(*of)(json_t *) = made ? made : known ? keys[i].itself : NULL;
@@ -156,8 +153,7 @@ static void put_operations(json_t *doc)
 {
     json_t *paths = json_object_get(doc, "paths"), *rows = json_object_get(doc, "x-operations"), *row;
     size_t i;
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach(rows, i, row) {
         const char *text[5];
         for (size_t k = 0; k < 5; k++) text[k] = json_string_value(json_array_get(row, k));
         const char *path = text[0];

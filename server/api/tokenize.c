@@ -121,8 +121,7 @@ static void detokenize(struct request *r)
     buf_init(&text, 256u << 20);
     detok_init(&d, tok, false);
     enum status st = ST_OK;
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         int64_t id;
         if (!json_to_int(v, &id)) {
             st = api_fail(&r->response.error, 400, "invalid_type", "tokens",

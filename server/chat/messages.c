@@ -429,8 +429,7 @@ static enum status add_more(struct chat_reader *r, json_t *from, struct chat_par
                                         "detail", "audio", "audio_url", "input_audio"};
     const char *key;
     json_t *v;
-    json_object_foreach(from, key, v)
-    {
+    json_object_foreach(from, key, v) {
         size_t i = 0;
         while (i < sizeof known / sizeof *known && strcmp(key, known[i]) != 0) i++;
         if (i < sizeof known / sizeof *known || !json_is_string(v)) continue;

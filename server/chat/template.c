@@ -65,7 +65,8 @@ enum status template_set_kwargs(struct template *t, const char *text, struct err
     json_t *all = json_loads(text, 0, &je);
     const char *key = NULL, *name;
     json_t *v;
-    json_object_foreach(all, name, v) if (template_reserves(name)) key = name;
+    json_object_foreach(all, name, v)
+        if (template_reserves(name)) key = name;
     if (json_is_object(all) && !key) {
         t->kwargs = all;
         return ST_OK;
@@ -264,8 +265,7 @@ static enum status set_variables(struct jinja_ctx *c, const struct template *t,
         jinja_set(c, rq->specials[i].name,
                   jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
     json_object_foreach(t->kwargs, key, item) jinja_set(c, key, template_value(c, item, JINJA_TEMPLATE));
-    json_object_foreach(kwargs, key, item)
-    {
+    json_object_foreach(kwargs, key, item) {
         if (template_reserves(key))
             return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
         bool closed =

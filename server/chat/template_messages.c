@@ -282,8 +282,7 @@ static enum status add_message(struct builder *b, const struct chat_message *m, 
         content = jinja_none();
     jinja_dict_set(b->c, d, "content", 7, content);
     if (m->calls) jinja_dict_set(b->c, d, "tool_calls", 10, calls_value(b, m->calls));
-    json_object_foreach(m->more, key, v)
-    {
+    json_object_foreach(m->more, key, v) {
         uint32_t from = chat_field_known(key) || json_is_null(v) ? 0 : field_from(b, JINJA_INPUT, key);
         bool id = json_is_string(v) && strcmp(key, "tool_call_id") == 0;
         if (from)

@@ -89,8 +89,7 @@ static json_t *function_of(json_t *from, json_t *name)
 {
     json_t *f = json_object(), *v;
     const char *key;
-    json_object_foreach(from, key, v)
-    {
+    json_object_foreach(from, key, v) {
         bool is_name = strcmp(key, "name") == 0;
         if (f && strcmp(key, "type") != 0 && strcmp(key, "defer_loading") != 0 && !json_is_null(v) &&
             json_object_set(f, key, is_name ? name : v)) {
@@ -187,8 +186,7 @@ static enum status tools_allowed(struct reader *r, json_t *mode, json_t *allowed
     for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
         json_t *one = json_array_get(allowed, i), *type = field(one, "type"), *name = field(one, "name");
         bool group = json_is(type, "namespace");
-        json_object_foreach(group ? s->renamed : NULL, in_prompt, it)
-        {
+        json_object_foreach(group ? s->renamed : NULL, in_prompt, it) {
             json_t *key = json_equal(field(it, "namespace"), name) ? json_string(in_prompt) : NULL;
             if (key && !allow(s->allowed, key)) ok = false;
             json_decref(key);
@@ -326,8 +324,7 @@ static enum status metadata_check(struct reader *r)
     if (reader_object(r, "metadata", &metadata)) return ST_INVALID;
     if (json_object_size(metadata) > 16)
         return api_fail(r->e, 400, "invalid_value", "metadata", "At most 16 pairs are taken.");
-    json_object_foreach(metadata, key, v)
-    {
+    json_object_foreach(metadata, key, v) {
         if (!json_is_string(v) || json_string_length(v) > 512 || strlen(key) > 64)
             return api_fail(r->e, 400, "invalid_value", "metadata",
                             "Keys must have at most 64 bytes, and values be strings of at most 512.");

@@ -55,8 +55,7 @@ static size_t text_of(json_t *v, size_t *values)
     json_t *one;
     if (++*values > VALUES_MAX) return text;
     json_array_foreach(v, i, one) text += text_of(one, values);
-    json_object_foreach(v, key, one)
-    {
+    json_object_foreach(v, key, one) {
         ++*values;
         text += strlen(key) + text_of(one, values);
     }

@@ -143,8 +143,7 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
     json_t *m;
     enum status st = ST_OK;
     out->normalize = false;
-    json_array_foreach(modules, i, m)
-    {
+    json_array_foreach(modules, i, m) {
         const char *type = json_string_value(json_object_get(m, "type"));
         const char *path = json_string_value(json_object_get(m, "path")),
                    *name = type ? class_name(type) : "";

@@ -259,8 +259,7 @@ static const char *difference(struct generation *g, bool early, bool *unverifiab
     for (size_t i = 0; part && i < sizeof about / sizeof *about; i++)
         if (strcmp(about[i][0], part) == 0) snprintf(why, cap, "%s: %s", part, about[i][1]);
     json_t *ours = part && strcmp(part, "arithmetic") == 0 ? json_object_get(predicate, part) : NULL;
-    json_object_foreach(ours, name, v)
-    {
+    json_object_foreach(ours, name, v) {
         const json_t *theirs = json_object_get(json_object_get(claim, part), name);
         if (theirs && json_equal(theirs, v)) continue;
         char *a = theirs ? json_dumps(theirs, JSON_ENCODE_ANY) : NULL, *b = json_dumps(v, JSON_ENCODE_ANY);

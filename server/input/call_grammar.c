@@ -27,7 +27,8 @@ static bool is_required(const json_t *parameters, const char *key)
 {
     size_t i;
     json_t *one, *list = json_object_get(parameters, "required");
-    json_array_foreach(list, i, one) if (json_is(one, key)) return true;
+    json_array_foreach(list, i, one)
+        if (json_is(one, key)) return true;
     return false;
 }
 
@@ -41,8 +42,7 @@ static enum status members(struct constraint_maker *m, const json_t *schema, con
     bool *required = calloc(n + 1, sizeof *required);
     const char *key;
     enum status st = member && required ? ST_OK : gen_nomem(m->g);
-    json_object_foreach(properties, key, one)
-    {
+    json_object_foreach(properties, key, one) {
         if (st) break;
         member[i] = (struct gb_member){.what = list[i], .name = (uint32_t)i};
         required[i++] = is_required(schema, key);
@@ -114,8 +114,7 @@ static enum status keys(struct constraint_maker *m, const json_t *root, json_t *
     const char *key;
     size_t used = 0;
     enum status st = list ? ST_OK : gen_nomem(m->g);
-    json_object_foreach(properties, key, one)
-    {
+    json_object_foreach(properties, key, one) {
         gx value;
         if (st || (st = value_of(m, root, one, param, depth + 1, &value))) break;
         list[used++] =
@@ -267,8 +266,7 @@ static enum status notation_arguments(struct constraint_maker *m, json_t *parame
     while (!st && json_object_size(done) < json_object_size(m->rules)) {
         json_t *now = json_copy(m->rules); /* a definition may refer to more */
         const char *key;
-        json_object_foreach(now, key, rule)
-        {
+        json_object_foreach(now, key, rule) {
             gx value;
             if (st || json_object_get(done, key)) continue;
             st = notation_value(m, parameters, json_object_get(defs, key), param, 0, &value);

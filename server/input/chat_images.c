@@ -58,8 +58,7 @@ static enum status parse_keys(struct generation *g, json_t *from, const char *pa
     json_t *v;
     if (from && !json_is_object(from))
         return api_fail(g->e, 400, "invalid_type", path, "%s must be an object.", path);
-    json_object_foreach(from, key, v)
-    {
+    json_object_foreach(from, key, v) {
         bool known = json_is_null(v);
         size_t len = strlen(key);
         for (const char *at = names; !known && *at; at += strcspn(at, " "), at += *at == ' ')

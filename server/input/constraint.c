@@ -58,8 +58,7 @@ static json_t *without_big(json_t *v, bool value, bool *lost)
     }
     if (json_is_object(v)) {
         copy = json_object();
-        json_object_foreach(v, key, one)
-        {
+        json_object_foreach(v, key, one) {
             bool values = value || strcmp(key, "const") == 0 || strcmp(key, "enum") == 0;
             json_object_set_new(copy, key, without_big(one, values, lost));
         }
@@ -331,7 +330,8 @@ static bool any_strict(const json_t *tools)
 {
     size_t i;
     json_t *tool;
-    json_array_foreach(tools, i, tool) if (gen_strict(field(tool, "function"))) return true;
+    json_array_foreach(tools, i, tool)
+        if (gen_strict(field(tool, "function"))) return true;
     return false;
 }
 

@@ -163,8 +163,7 @@ static void note_near(struct generation *g, json_t *from, const char *in, const 
     const char *key;
     size_t looked_at = 0;
     json_t *v;
-    json_object_foreach(from, key, v)
-    {
+    json_object_foreach(from, key, v) {
         size_t i = 0;
         while (i < count && strcmp(key, names[i]) != 0) i++;
         bool other = strcmp(key, "models") == 0; /* of a router: not a slip */
@@ -186,8 +185,8 @@ static void note_within(struct generation *g, const struct field_row *row, json_
     char in[64];
     size_t count = 0;
     json_t *schema = json_is_object(v) && row->schema ? schema_of(row->schema) : NULL, *one;
-    json_object_foreach(json_object_get(schema, "properties"), key, one) if (count < MEMBERS) names[count++] =
-        key;
+    json_object_foreach(json_object_get(schema, "properties"), key, one)
+        if (count < MEMBERS) names[count++] = key;
     snprintf(in, sizeof in, "%s.", row->name);
     if (count) note_near(g, v, in, names, count);
     json_decref(schema);

@@ -75,8 +75,7 @@ enum status read_logit_bias(struct generation *g, json_t *v, const char *name)
     struct sampling_bias *list = arena_alloc(&g->q.arena, count, sizeof *list);
     if (!list) return gen_nomem(g);
     g->q.sampling.bias = list;
-    json_object_foreach(v, key, one)
-    {
+    json_object_foreach(v, key, one) {
         char *end;
         size_t digits = strspn(key, "0123456789");
         unsigned long long id = digits && digits <= 10 ? strtoull(key, &end, 10) : UINT64_MAX;

@@ -354,8 +354,7 @@ static void more_write(struct json_writer *o, json_t *more)
     json_t *v;
     if (!more) return;
     jw_text(o, ",\"more\":{");
-    json_object_foreach(more, name, v)
-    {
+    json_object_foreach(more, name, v) {
         if (chat_field_known(name) || json_is_null(v)) continue;
         jw_text(o, front);
         jw_put(o, "%s:", name);

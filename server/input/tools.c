@@ -215,8 +215,7 @@ enum status gen_reasoning(struct generation *g, const struct reasoning_ask *ask)
     if (ask->variables && !json_is_object(ask->variables))
         return api_fail(g->e, 400, "invalid_type", "chat_template_kwargs",
                         "chat_template_kwargs must be an object.");
-    json_object_foreach(ask->variables, key, v)
-    {
+    json_object_foreach(ask->variables, key, v) {
         if (!template_reserves(key)) continue;
         return api_fail(g->e, 400, "invalid_value", "chat_template_kwargs",
                         "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);

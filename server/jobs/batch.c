@@ -64,8 +64,8 @@ static enum status metadata_check(const json_t *metadata, struct api_error *e)
     bool ok =
         !metadata || json_is_null(metadata) || (json_is_object(metadata) && json_object_size(metadata) <= 16);
     if (ok && metadata)
-        json_object_foreach((json_t *)(uintptr_t)metadata, key, v) ok =
-            ok && strlen(key) <= 64 && json_is_string(v) && json_string_length(v) <= 512;
+        json_object_foreach((json_t *)(uintptr_t)metadata, key, v)
+            ok = ok && strlen(key) <= 64 && json_is_string(v) && json_string_length(v) <= 512;
     return ok ? ST_OK
               : api_fail(
                     e, 400, "invalid_value", "metadata",

@@ -82,8 +82,7 @@ size_t fields_unknown(json_t *root, const char *const *known, size_t count, char
     size_t found = 0, at = 0;
     ASSERT(cap > 0);
     out[0] = '\0';
-    json_object_foreach(root, key, v)
-    {
+    json_object_foreach(root, key, v) {
         size_t i = 0;
         while (i < count && strcmp(key, known[i]) != 0) i++;
         if (i < count || json_is_null(v)) continue;

@@ -21,8 +21,7 @@ static void object(struct json_writer *o, json_t *v)
 {
     const char *key, *front = "{";
     json_t *member;
-    json_object_foreach(v, key, member)
-    {
+    json_object_foreach(v, key, member) {
         jw_text(o, front);
         jw_put(o, "%s:", key);
         jw_value(o, member);

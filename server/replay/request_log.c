@@ -351,15 +351,13 @@ void log_record_value(struct log_record *r, const json_t *v)
         string(r, json_string_value(v), json_string_length(v));
     } else if (json_is_array(v)) {
         jw_text(&r->o, "[");
-        json_array_foreach(v, i, member)
-        {
+        json_array_foreach(v, i, member) {
             if (i) jw_text(&r->o, ",");
             log_record_value(r, member);
         }
         jw_text(&r->o, "]");
     } else if (json_is_object(v) && json_object_size(v) && !json_big_int(v)) {
-        json_object_foreach((json_t *)(uintptr_t)v, key, member)
-        {
+        json_object_foreach((json_t *)(uintptr_t)v, key, member) {
             jw_text(&r->o, front);
             jw_put(&r->o, "%s:", key);
             log_record_value(r, member);

@@ -120,8 +120,7 @@ static json_t *parameters_read(struct reading *r, json_t *schema)
     json_t *all = json_object(), *s;
     const char *name;
     bool ok = all != NULL;
-    json_object_foreach(json_object_get(schema, "properties"), name, s)
-    {
+    json_object_foreach(json_object_get(schema, "properties"), name, s) {
         ok = ok && parameter_set(all, name, schema_types(r, s, 0));
     }
     s = json_object_get(schema, "additionalProperties");

@@ -136,7 +136,7 @@ static json_t *set_of(struct schema_maker *m, const json_t *list)
     if (set) return set;
     set = json_object();
     (void)keep(m, json_incref((json_t *)(uintptr_t)list)); /* so that its address is not reused */
-    json_array_foreach(list, i, v)(void) schema_add(m, set, v);
+    json_array_foreach(list, i, v) (void)schema_add(m, set, v);
     if (json_object_set_new(m->sets, address, set)) (void)schema_nomem(m);
     return m->st ? NULL : set;
 }
@@ -202,7 +202,8 @@ static json_t *both_values(struct schema_maker *m, const json_t *a, const json_t
 {
     json_t *list = json_array(), *v;
     size_t i;
-    json_array_foreach(a, i, v) if (!m->st && schema_listed(m, b, v)) json_array_append(list, v);
+    json_array_foreach(a, i, v)
+        if (!m->st && schema_listed(m, b, v)) json_array_append(list, v);
     return list;
 }
 
@@ -210,8 +211,10 @@ static json_t *either_value(struct schema_maker *m, const json_t *a, const json_
 {
     json_t *list = json_array(), *set = json_object(), *v;
     size_t i;
-    json_array_foreach(a, i, v) if (!m->st && schema_add(m, set, v)) json_array_append(list, v);
-    json_array_foreach(b, i, v) if (!m->st && schema_add(m, set, v)) json_array_append(list, v);
+    json_array_foreach(a, i, v)
+        if (!m->st && schema_add(m, set, v)) json_array_append(list, v);
+    json_array_foreach(b, i, v)
+        if (!m->st && schema_add(m, set, v)) json_array_append(list, v);
     json_decref(set);
     return list;
 }
@@ -323,8 +326,7 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
     if (json_is_true(b)) return json_incref((json_t *)(uintptr_t)a);
     json_t *out = json_copy((json_t *)(uintptr_t)a);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) (void)merge_group(m, out, a, b, groups[i]);
-    json_object_foreach((json_t *)(uintptr_t)b, key, v)
-    {
+    json_object_foreach((json_t *)(uintptr_t)b, key, v) {
         json_t *mine = json_object_get(out, key), *one;
         if (grouped(key)) continue;
         if (strcmp(key, SK_ALL) == 0 && mine) {
@@ -359,8 +361,7 @@ static bool precedes(const json_t *s, const char *a, const char *b)
 {
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)(uintptr_t)s, key, v)
-    {
+    json_object_foreach((json_t *)(uintptr_t)s, key, v) {
         if (strcmp(key, a) == 0) return true;
         if (strcmp(key, b) == 0) return false;
     }
@@ -460,9 +461,11 @@ static json_t *by_name(json_t *at, const char *name, unsigned depth)
         if (id && (strcmp(id, name) == 0 || (name[0] == '#' && strcmp(id, name + 1) == 0))) return at;
     }
     if (json_is_object(at)) {
-        json_object_foreach(at, key, v) if (!found) found = by_name(v, name, depth + 1);
+        json_object_foreach(at, key, v)
+            if (!found) found = by_name(v, name, depth + 1);
     } else {
-        json_array_foreach(at, i, v) if (!found) found = by_name(v, name, depth + 1);
+        json_array_foreach(at, i, v)
+            if (!found) found = by_name(v, name, depth + 1);
     }
     return found;
 }

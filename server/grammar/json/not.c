@@ -61,16 +61,17 @@ static void properties(const json_t *s, json_t *ways)
     size_t i;
     json_t *rest = json_object_get(s, "additionalProperties"), *names = json_object_get(s, "propertyNames"),
            *own = json_object_get(s, "properties"), *patterns = json_object_get(s, "patternProperties");
-    json_array_foreach(json_object_get(s, "required"), i, v) if (json_is_string(v))
-        add(ways, json_pack("{s:s,s:{s:b}}", "type", "object", "properties", json_string_value(v), 0));
-    json_object_foreach(own, key, v)
-    {
+    json_array_foreach(json_object_get(s, "required"), i, v)
+        if (json_is_string(v))
+            add(ways, json_pack("{s:s,s:{s:b}}", "type", "object", "properties", json_string_value(v), 0));
+    json_object_foreach(own, key, v) {
         if (json_is_true(v) || (json_is_object(v) && !json_object_size(v))) continue;
         add(ways, json_pack("{s:s,s:[s],s:{s:o}}", "type", "object", "required", key, "properties", key,
                             not_of(v)));
     }
-    json_object_foreach(patterns, key, v) add(ways, json_pack("{s:s,s:[{s:s,s:o}]}", "type", "object",
-                                                              SK_SOME, "pattern", key, "schema", not_of(v)));
+    json_object_foreach(patterns, key, v)
+        add(ways,
+            json_pack("{s:s,s:[{s:s,s:o}]}", "type", "object", SK_SOME, "pattern", key, "schema", not_of(v)));
     if (rest && !json_is_true(rest) && !(json_is_object(rest) && !json_object_size(rest)))
         add(ways, json_pack("{s:s,s:[{s:{s:O*,s:O*},s:o}]}", "type", "object", SK_SOME, "outside",
                             "properties", own, "patternProperties", patterns, "schema", not_of(rest)));
@@ -78,8 +79,8 @@ static void properties(const json_t *s, json_t *ways)
         add(ways,
             json_pack("{s:s,s:[{s:o,s:b}]}", "type", "object", SK_SOME, "names", not_of(names), "schema", 1));
     static const char *const keys[] = {"dependencies", "dependentRequired", "dependentSchemas"};
-    for (int k = 0; k < 3; k++) json_object_foreach(json_object_get(s, keys[k]), key, v)
-        {
+    for (int k = 0; k < 3; k++)
+        json_object_foreach(json_object_get(s, keys[k]), key, v) {
             json_t *asked = json_is_array(v) ? json_pack("{s:O}", "required", v) : json_incref(v);
             add(ways,
                 json_pack("{s:[{s:s,s:[s]},o]}", "allOf", "type", "object", "required", key, not_of(asked)));
@@ -120,15 +121,13 @@ static void values(const json_t *list, json_t *ways)
     json_t *flat = json_array(), *all = json_array(), *v, *one;
     const char *key;
     size_t i, k;
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         if (!json_is_object(v) && !json_is_array(v)) {
             json_array_append(flat, v);
             continue;
         }
         json_t *parts = json_is_array(v) ? json_array() : json_object(), *names = json_array();
-        json_object_foreach(v, key, one)
-        {
+        json_object_foreach(v, key, one) {
             json_object_set_new(parts, key, json_pack("{s:O}", "const", one));
             json_array_append_new(names, json_string(key));
         }
@@ -157,11 +156,9 @@ static void combined(struct schema_maker *m, const json_t *s, json_t *ways)
     }
     if (one) { /* none or at least two match */
         json_t *none = json_array();
-        json_array_foreach(one, i, v)
-        {
+        json_array_foreach(one, i, v) {
             json_array_append_new(none, not_of(v));
-            json_array_foreach(one, k, w)
-            {
+            json_array_foreach(one, k, w) {
                 if (k < i && !schema_disjoint(m, v, w, NULL))
                     add(ways, json_pack("{s:[O,O]}", "allOf", v, w));
             }
@@ -243,8 +240,7 @@ static bool no_object(struct schema_maker *m, const json_t *s, unsigned depth)
     size_t i;
     if (most && (double)json_array_size(json_object_get(s, "required")) > json_number_value(most))
         return true;
-    json_array_foreach(json_object_get(s, "required"), i, v)
-    {
+    json_array_foreach(json_object_get(s, "required"), i, v) {
         const char *name = json_string_value(v);
         if (name && empty(m, schema_property_of_all(m, s, name, NULL), depth + 1)) return true;
     }
@@ -273,15 +269,15 @@ static bool empty(struct schema_maker *m, const json_t *s, unsigned depth)
     values = json_object_get(all, "enum");
     if (json_object_get(all, "const")) values = keep(m, json_pack("[O]", json_object_get(all, "const")));
     if (values) {
-        json_array_foreach(values, i, v) if (schema_valid(m, all, v) != NO) return false;
+        json_array_foreach(values, i, v)
+            if (schema_valid(m, all, v) != NO) return false;
         return true;
     }
     for (size_t k = 0; k < schema_sibling_count(all); k++)
         for (int which = 0; which < 2; which++) {
             json_t *list = json_object_get(schema_siblings(all, k), which ? "oneOf" : "anyOf");
             bool none = list != NULL;
-            json_array_foreach(list, i, v)
-            {
+            json_array_foreach(list, i, v) {
                 json_t *rest = json_copy(all);
                 json_object_del(rest, which ? "oneOf" : "anyOf");
                 if (none) none = empty(m, keep(m, json_pack("{s:[o,O]}", "allOf", rest, v)), depth + 2);

@@ -62,8 +62,7 @@ static void list_names(struct object *o)
             list_name(o, key);
     json_array_foreach(json_object_get(o->s, "required"), k, v) list_name(o, json_string_value(v));
     for (i = 0; i < 2 * schema_sibling_count(o->s); i++)
-        json_object_foreach(json_object_get(schema_siblings(o->s, i / 2), keys[i % 2]), key, v)
-        {
+        json_object_foreach(json_object_get(schema_siblings(o->s, i / 2), keys[i % 2]), key, v) {
             if (!json_is_array(v) || !json_array_size(v)) continue;
             list_name(o, key);
             json_array_foreach(v, k, one) list_name(o, json_string_value(one));
@@ -75,8 +74,7 @@ static void number_names(struct object *o)
     const char *key;
     json_t *v;
     json_int_t n = 0;
-    json_object_foreach(o->listed, key, v)
-    {
+    json_object_foreach(o->listed, key, v) {
         if (json_object_set_new(o->numbers, key, json_integer(n++))) return (void)schema_nomem(o->m);
     }
 }
@@ -95,10 +93,8 @@ static void list_implied(struct object *o)
     json_t *v, *one;
     size_t k;
     for (size_t i = 0; i < 2 * schema_sibling_count(o->s); i++)
-        json_object_foreach(json_object_get(schema_siblings(o->s, i / 2), keys[i % 2]), key, v)
-        {
-            json_array_foreach(v, k, one)
-            {
+        json_object_foreach(json_object_get(schema_siblings(o->s, i / 2), keys[i % 2]), key, v) {
+            json_array_foreach(v, k, one) {
                 if (!json_is_string(one)) continue;
                 if (!LIST_RESERVE(o->implies, o->implies_cap, o->implies_count + 1))
                     return (void)schema_nomem(o->m);
@@ -126,10 +122,9 @@ static rx outside(struct schema_maker *m, const json_t *s, const struct path *at
     rx in = RX_NONE;
     const char *key;
     json_t *v;
-    json_object_foreach(json_object_get(s, "properties"), key, v) in =
-        rx_alt(m->p, in, schema_this_string(m, key, strlen(key)));
-    json_object_foreach(json_object_get(s, "patternProperties"), key, v)
-    {
+    json_object_foreach(json_object_get(s, "properties"), key, v)
+        in = rx_alt(m->p, in, schema_this_string(m, key, strlen(key)));
+    json_object_foreach(json_object_get(s, "patternProperties"), key, v) {
         json_t *text = json_string(key);
         in = rx_alt(m->p, in, schema_pattern(m, text, false, at));
         json_decref(text);
@@ -141,8 +136,7 @@ static void list_wanted(struct object *o)
 {
     json_t *v, *list = json_object_get(o->s, SK_SOME);
     size_t i;
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         json_t *pattern = json_object_get(v, "pattern"), *names = json_object_get(v, "names");
         if (o->wants == GB_WANTS_MAX) {
             (void)schema_refuse(o->m, o->at, ST_TOO_LARGE, "the schema asks for too much at once");
@@ -190,8 +184,8 @@ static void list_classes(struct object *o)
     const char *key;
     json_t *v;
     size_t n = schema_sibling_count(o->s);
-    json_object_foreach(o->listed, key, v) listed =
-        rx_alt(m->p, listed, schema_this_string(m, key, strlen(key)));
+    json_object_foreach(o->listed, key, v)
+        listed = rx_alt(m->p, listed, schema_this_string(m, key, strlen(key)));
     rx left = rx_and(m->p, rx_and(m->p, schema_plain_string(m), o->names), rx_not(m->p, listed));
     if (rx_matches_nothing(m->p, left, LIFE_STATES)) return;
     o->classes[o->class_count++] = (struct kind){.names = left, .schemas = json_array()};
@@ -200,8 +194,7 @@ static void list_classes(struct object *o)
         return;
     }
     for (size_t i = 0; i < n; i++)
-        json_object_foreach(json_object_get(schema_siblings(o->s, i), "patternProperties"), key, v)
-        {
+        json_object_foreach(json_object_get(schema_siblings(o->s, i), "patternProperties"), key, v) {
             struct path in = {o->at, "patternProperties", 0}, here = {&in, key, 0};
             json_t *text = json_string(key);
             rx by = schema_pattern(m, text, false, &here);
@@ -246,10 +239,9 @@ static gx object_of(struct object *o, uint32_t min, uint32_t max)
     size_t i;
     bool *required = calloc(json_object_size(o->listed) + 1, sizeof *required);
     if (!required) return schema_nomem(o->m) == ST_OK;
-    json_array_foreach(json_object_get(o->s, "required"), i, v) if (json_is_string(v))
-        required[number_of(o, json_string_value(v))] = true;
-    json_object_foreach(o->listed, key, v)
-    {
+    json_array_foreach(json_object_get(o->s, "required"), i, v)
+        if (json_is_string(v)) required[number_of(o, json_string_value(v))] = true;
+    json_object_foreach(o->listed, key, v) {
         struct path here = {&in, key, 0};
         uint32_t wanted = 0;
         for (uint32_t k = 0; k < o->wants; k++)
@@ -333,8 +325,8 @@ static gx unique(struct schema_maker *m, json_t *values, uint32_t min, uint32_t 
     json_t *v;
     struct gb_member *list = calloc(n + 1, sizeof *list);
     gx out = 0;
-    json_array_foreach(values, i, v) if (list) list[i] =
-        (struct gb_member){schema_value(m, v), (uint32_t)i, 0};
+    json_array_foreach(values, i, v)
+        if (list) list[i] = (struct gb_member){schema_value(m, v), (uint32_t)i, 0};
     struct gb_members all = {.list = list,
                              .count = n,
                              .names = (uint32_t)n,

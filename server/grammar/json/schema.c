@@ -92,8 +92,7 @@ static gx object_value(struct schema_maker *m, const json_t *v)
     const char *key;
     json_t *one;
     gx out = 0;
-    json_object_foreach((json_t *)(uintptr_t)v, key, one)
-    {
+    json_object_foreach((json_t *)(uintptr_t)v, key, one) {
         if (!list || !required) break;
         gx name = gb_regex(m->b, schema_this_string(m, key, strlen(key)));
         required[i] = true;
@@ -130,8 +129,7 @@ gx schema_value(struct schema_maker *m, const json_t *v)
     gx list = gb_seq(m->b, NULL, 0);
     json_t *one;
     size_t i;
-    json_array_foreach(v, i, one)
-    {
+    json_array_foreach(v, i, one) {
         gx here = schema_value(m, one);
         list = i ? GB_SEQ(m->b, list, GB_SEQ(m->b, schema_sign(m, ","), here)) : here;
     }
@@ -167,8 +165,7 @@ static json_t *values_of(struct schema_maker *m, const json_t *s, const struct p
     if (!any) any = json_object_get(all, "oneOf");
     if (!list && any && depth < 8) {
         list = keep(m, json_array());
-        json_array_foreach(any, i, branch)
-        {
+        json_array_foreach(any, i, branch) {
             json_t *some = values_of(m, branch, at, depth + 1);
             if (!some) return NULL;
             json_array_foreach(some, k, v) json_array_append(list, v);
@@ -177,8 +174,7 @@ static json_t *values_of(struct schema_maker *m, const json_t *s, const struct p
     if (!list && schema_types(all) == JT_INTEGER) list = integers(m, all);
     if (!list) return NULL;
     json_t *seen = keep(m, json_object());
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach(list, i, v) {
         if (m->st) return NULL;
         if (!schema_add(m, seen, v)) continue;
         enum verdict ok = schema_valid(m, all, v);
@@ -299,14 +295,12 @@ static json_t *listed_once(struct schema_maker *m, const json_t *list)
     json_t *all = keep(m, json_array()), *once = keep(m, json_object()), *twice = keep(m, json_object()),
            *out = keep(m, json_array()), *branch, *v;
     size_t i, k;
-    json_array_foreach(list, i, branch)
-    {
+    json_array_foreach(list, i, branch) {
         json_t *values = json_object_get(branch, "enum"), *one = json_object_get(branch, "const"),
                *seen = keep(m, json_object());
         if (one) values = keep(m, json_pack("[O]", one));
         if (!values) return NULL;
-        json_array_foreach(values, k, v)
-        {
+        json_array_foreach(values, k, v) {
             enum verdict ok = schema_valid(m, branch, v);
             if (ok == UNKNOWN || m->st) return NULL;
             if (ok == NO || !schema_add(m, seen, v)) continue;
@@ -314,7 +308,8 @@ static json_t *listed_once(struct schema_maker *m, const json_t *list)
             else (void)schema_add(m, twice, v);
         }
     }
-    json_array_foreach(all, i, v) if (schema_add(m, twice, v)) json_array_append(out, v);
+    json_array_foreach(all, i, v)
+        if (schema_add(m, twice, v)) json_array_append(out, v);
     return keep(m, json_pack("[{s:O}]", "enum", out));
 }
 
@@ -333,8 +328,8 @@ static json_t *dependent(struct schema_maker *m, json_t *s)
     static const char *const keys[] = {"dependencies", "dependentSchemas"};
     const char *key;
     json_t *v;
-    for (int k = 0; k < 2; k++) json_object_foreach(json_object_get(s, keys[k]), key, v)
-        {
+    for (int k = 0; k < 2; k++)
+        json_object_foreach(json_object_get(s, keys[k]), key, v) {
             if (json_is_array(v)) continue;
             json_t *left = schema_without(json_object_get(s, keys[k]), key);
             json_t *out = keep(m, json_pack("[{s:{s:b}},{s:[{s:s,s:[s]},O]}]", "properties", key, 0, "allOf",
@@ -476,8 +471,10 @@ static bool has_our_key(json_t *v, unsigned depth)
     json_t *one;
     size_t i;
     if (depth > 1000) return true;
-    json_object_foreach(v, key, one) if (key[0] == 1 || has_our_key(one, depth + 1)) return true;
-    json_array_foreach(v, i, one) if (has_our_key(one, depth + 1)) return true;
+    json_object_foreach(v, key, one)
+        if (key[0] == 1 || has_our_key(one, depth + 1)) return true;
+    json_array_foreach(v, i, one)
+        if (has_our_key(one, depth + 1)) return true;
     return json_is_string(v) && json_string_value(v)[0] == 1;
 }
 

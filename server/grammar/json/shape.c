@@ -128,8 +128,7 @@ static void check_inside(struct schema_maker *m, const char *keyword, json_t *v,
     if (shape == SCHEMAS || shape == SCHEMAS_OR_NONE || shape == SCHEMA_OR_MORE)
         json_array_foreach(v, i, one) check(m, one, &(struct path){&in, NULL, i}, depth);
     if (shape != MAP && shape != MAP_OR_NAMES && shape != MAP_OF_NAMES) return;
-    json_object_foreach(v, key, one)
-    {
+    json_object_foreach(v, key, one) {
         struct path here = {&in, key, 0};
         bool names = all_are(one, is_text);
         if (shape != MAP && names) continue;
@@ -161,8 +160,7 @@ static void check(struct schema_maker *m, json_t *s, const struct path *at, unsi
     json_t *one;
     void *next;
     if (depth > SHAPE_DEPTH) return;
-    json_object_foreach_safe(s, next, name, one)
-    { /* as some clients write for no value */
+    json_object_foreach_safe(s, next, name, one) { /* as some clients write for no value */
         if (json_is_null(one) && strcmp(name, "const") != 0) json_object_del(s, name);
     }
     modernise(s);

@@ -123,8 +123,9 @@ rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
         rx f = format ? schema_format(m, format) : RX_NONE;
         if (f) out = rx_and(m->p, out, f);
     }
-    json_array_foreach(json_object_get(s, SK_NOT_VALUES), i, v) if (json_is_string(v)) none =
-        rx_alt(m->p, none, schema_this_string(m, json_string_value(v), json_string_length(v)));
+    json_array_foreach(json_object_get(s, SK_NOT_VALUES), i, v)
+        if (json_is_string(v))
+            none = rx_alt(m->p, none, schema_this_string(m, json_string_value(v), json_string_length(v)));
     return none ? rx_and(m->p, out, rx_and(m->p, schema_plain_string(m), rx_not(m->p, none))) : out;
 }
 
@@ -181,8 +182,7 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
         out = rx_and(m->p, out, rx_concat(m->p, RX_ALL, rx_concat(m->p, point, RX_ALL)));
         out = rx_and(m->p, out, rx_not(m->p, rx_concat(m->p, RX_ALL, rx_concat(m->p, point, zeros))));
     }
-    json_array_foreach(nots, i, v)
-    {
+    json_array_foreach(nots, i, v) {
         double x = json_number_value(v);
         struct number_bounds one = {.has_min = true, .has_max = true, .min = x, .max = x, .plain = true};
         if (!json_is_number(v)) continue;
@@ -232,8 +232,7 @@ static void add_property(struct schema_maker *m, const json_t *s, const char *na
     const char *key;
     bool found = own != NULL;
     if (own) json_array_append(all, own);
-    json_object_foreach(patterns, key, v)
-    {
+    json_object_foreach(patterns, key, v) {
         if (m->st) return;
         json_t *text = json_string(key);
         if (schema_has_name(m, schema_pattern(m, text, false, at), name)) {
@@ -338,10 +337,9 @@ static enum verdict valid_object(struct schema_maker *m, const json_t *s, const 
     size_t i;
     schema_counts(m, s, "Properties", &min, &max, NULL);
     if (json_object_size(v) < min || json_object_size(v) > max) return NO;
-    json_array_foreach(json_object_get(s, "required"), i,
-                       one) if (json_is_string(one) && !json_object_get(v, json_string_value(one))) return NO;
-    json_object_foreach((json_t *)(uintptr_t)v, key, one)
-    {
+    json_array_foreach(json_object_get(s, "required"), i, one)
+        if (json_is_string(one) && !json_object_get(v, json_string_value(one))) return NO;
+    json_object_foreach((json_t *)(uintptr_t)v, key, one) {
         json_t *of_it = json_array();
         add_property(m, s, key, NULL, of_it);
         out = both(out, valid(m, schema_together(m, of_it), one, deep));
@@ -351,8 +349,8 @@ static enum verdict valid_object(struct schema_maker *m, const json_t *s, const 
         json_decref(name);
     }
     static const char *const keys[] = {"dependencies", "dependentRequired", "dependentSchemas"};
-    for (int k = 0; k < 3; k++) json_object_foreach(json_object_get(s, keys[k]), key, one)
-        {
+    for (int k = 0; k < 3; k++)
+        json_object_foreach(json_object_get(s, keys[k]), key, one) {
             if (!json_object_get(v, key)) continue;
             if (!json_is_array(one)) out = both(out, valid(m, one, v, deep));
             for (i = 0; i < json_array_size(one); i++)
@@ -370,8 +368,7 @@ static enum verdict valid_combined(struct schema_maker *m, const json_t *s, cons
         json_t *list = json_object_get(s, keys[k]), *one;
         size_t i, yes = 0, unknown = 0;
         if (!list) continue;
-        json_array_foreach(list, i, one)
-        {
+        json_array_foreach(list, i, one) {
             enum verdict x = valid(m, one, v, deep);
             yes += x == YES;
             unknown += x == UNKNOWN;
@@ -457,15 +454,16 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
     if (v) out = rx_and(m->p, out, schema_this_string(m, json_string_value(v), json_string_length(v)));
     if (list) {
         rx which = RX_NONE;
-        json_array_foreach(list, i, one) if (json_is_string(one)) which =
-            rx_alt(m->p, which, schema_this_string(m, json_string_value(one), json_string_length(one)));
+        json_array_foreach(list, i, one)
+            if (json_is_string(one))
+                which = rx_alt(m->p, which,
+                               schema_this_string(m, json_string_value(one), json_string_length(one)));
         out = rx_and(m->p, out, which);
     }
     for (int k = 0; k < 4; k++) {
         rx any = RX_NONE, twice = RX_NONE;
         if (!(list = json_object_get(s, keys[k]))) continue;
-        json_array_foreach(list, i, one)
-        {
+        json_array_foreach(list, i, one) {
             m->exact += k == 2;
             rx x = language(m, one, at, deep + 1);
             m->exact -= k == 2;

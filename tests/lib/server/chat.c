@@ -21,16 +21,14 @@ struct chat_messages chat_of(const json_t *messages, bool arguments_as_text)
     struct chat_messages m = {0};
     struct api_error e = {0};
     size_t i, k;
-    json_array_foreach(copy, i, message)
-    {
+    json_array_foreach(copy, i, message) {
         json_t *content = json_object_get(message, "content");
         const char *role = json_string_value(json_object_get(message, "role"));
         if (json_is_array(content) && !json_array_size(content))
             json_array_append_new(content, json_pack("{s:s,s:s}", "type", "text", "text", ""));
         if (role && strcmp(role, "tool") == 0 && !json_object_get(message, "tool_call_id"))
             json_object_set_new(message, "tool_call_id", json_string(NONE));
-        json_array_foreach(content, k, part)
-        {
+        json_array_foreach(content, k, part) {
             const char *type = json_string_value(json_object_get(part, "type"));
             if (!type || strcmp(type, "text") == 0) continue;
             if (role && strcmp(role, "assistant") == 0) json_array_set_new(content, k, json_string(NONE));

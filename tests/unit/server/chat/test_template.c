@@ -114,8 +114,7 @@ static size_t compare_group(const char *group, bool cont, bool as_text)
 {
     json_t *list = json_object_get(cases, group), *item;
     size_t i, compared = 0, bad = 0;
-    json_array_foreach(list, i, item)
-    {
+    json_array_foreach(list, i, item) {
         const json_t *v = json_object_get(item, "v"), *want = json_object_get(item, "o"),
                      *messages = json_object_get(v, "messages");
         struct template *t = family(json_string_value(json_object_get(item, "t")));
@@ -797,8 +796,7 @@ static json_t *as_json(const struct chat_messages *m)
         if (from->reasons)
             json_object_set_new(to, "reasoning_content",
                                 json_stringn(from->reasoning.data, from->reasoning.len));
-        json_object_foreach(from->more, key, v)
-        {
+        json_object_foreach(from->more, key, v) {
             if (!chat_field_known(key) && !json_is_null(v)) json_object_set(to, key, v);
         }
         json_array_append_new(list, to);
@@ -1129,8 +1127,7 @@ static void mutate(json_t *v, int depth)
         else mutate(json_array_get(v, i), depth + 1);
     } else if (json_is_object(v) && json_object_size(v)) {
         uint32_t pick = rnd((uint32_t)json_object_size(v));
-        json_object_foreach(v, key, item)
-        {
+        json_object_foreach(v, key, item) {
             if (pick--) continue;
             if (rnd(4) == 0) json_object_del(v, key);
             else if (rnd(2)) json_object_set_new(v, key, random_value(3));

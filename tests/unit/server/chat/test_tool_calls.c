@@ -77,8 +77,7 @@ static void test_corpus(void **state)
     json_t *list = json_object_get(*state, "cases"), *one;
     size_t i, wrong = 0;
     uint32_t per_form[sizeof forms / sizeof *forms] = {0};
-    json_array_foreach(list, i, one)
-    {
+    json_array_foreach(list, i, one) {
         const char *text = json_string_value(json_object_get(one, "text"));
         size_t len = strlen(text), f = 0;
         while (strcmp(forms[f].form, json_string_value(json_object_get(one, "form"))) != 0) f++;
@@ -281,8 +280,9 @@ int main(void)
     names = json_object();
     types = functions ? tool_types_create(functions) : NULL;
     if (!types) return 1;
-    json_array_foreach(functions, i, one) json_object_set_new(
-        names, json_string_value(json_object_get(json_object_get(one, "function"), "name")), json_true());
+    json_array_foreach(functions, i, one)
+        json_object_set_new(
+            names, json_string_value(json_object_get(json_object_get(one, "function"), "name")), json_true());
     const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(test_corpus, all),
                                        cmocka_unit_test(test_many_broken), cmocka_unit_test(test_exact),
                                        cmocka_unit_test(test_round_trip)};

@@ -98,8 +98,7 @@ static void file(const char *path)
         json_decref(root);
         return;
     }
-    json_array_foreach(json_object_get(root, "tests"), i, test)
-    {
+    json_array_foreach(json_object_get(root, "tests"), i, test) {
         bool valid = json_is_true(json_object_get(test, "valid"));
         char *text = json_dumps(json_object_get(test, "data"), JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
         size_t far = text ? accepted(g, text) : 0;

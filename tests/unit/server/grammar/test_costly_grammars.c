@@ -70,7 +70,8 @@ static void expand(struct text *t, const json_t *v, int time)
         }
         add(t, s, strlen(s));
     }
-    if (json_is_array(v)) json_array_foreach(v, i, one) expand(t, one, time);
+    if (json_is_array(v))
+        json_array_foreach(v, i, one) expand(t, one, time);
     if (!json_is_object(v)) return;
     json_int_t times = json_integer_value(json_object_get(v, "times"));
     assert_true(times > 0);
@@ -214,8 +215,7 @@ static void test_costs(void **state)
     assert_true(json_array_size(list) >= 44);
     seed_now = 1;
     struct grammar_vocab *v = vocab_of();
-    json_array_foreach(list, i, one)
-    {
+    json_array_foreach(list, i, one) {
         const char *kind = json_string_value(json_object_get(one, "kind"));
         struct grammar *g = NULL;
         struct grammar_error error = {{0}, {0}};

@@ -82,8 +82,7 @@ static void test_animations(void **state)
     json_t *rows = json_load_file(GOLDEN "qwen_videos.json", 0, &je), *row;
     size_t i;
     assert_true(json_array_size(rows) == 8);
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach(rows, i, row) {
         char name[100];
         size_t len;
         struct video_frames v;
