@@ -163,7 +163,9 @@ def test_priority_right():
     with key_file("# keys\none\ntwo priority\n") as f:
         s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-sequences", "1")
         try:
-            runs, later, sooner = (hold(s, "count", "one", priority=p, stream=p != 0) for p in (0, 1, -5))
+            runs = hold(s, "count", "one", stream=False)
+            check.true("one's first runs", holds(s, 1, 0), s.held())
+            later, sooner = (hold(s, "count", "one", priority=p) for p in (1, -5))
             check.true("one's wait", holds(s, 1, 2), s.held())
             two = hold(s, "hello", "two", max_tokens=3)
             check.true("two is answered, whatever priorities one gives", begins(two))
