@@ -477,10 +477,10 @@ static void asked(struct request *r)
         return;
     }
     if (!is_metrics(r)) m->keep_us = keep_default(o);
-    if (w->ask.has_keep)
-        m->keep_us = w->ask.keep < 0 || w->ask.keep > 1e9 ? UINT64_MAX : (uint64_t)(w->ask.keep * 1e6);
-    if (w->ask.has_keep && !m->keep_us && w->ask.empty &&
-        (chat || strcmp(r->http.path, "/api/generate") == 0)) {
+    /* Among several keys one decides for all as with /models/unload. */
+    bool keeps = w->ask.has_keep && (!r->srv->auth || r->http.admin || o->enable_admin == ENABLE_ADMIN_ON);
+    if (keeps) m->keep_us = w->ask.keep < 0 || w->ask.keep > 1e9 ? UINT64_MAX : (uint64_t)(w->ask.keep * 1e6);
+    if (keeps && !m->keep_us && w->ask.empty && (chat || strcmp(r->http.path, "/api/generate") == 0)) {
         unloaded(r, chat);
         return;
     }

@@ -369,6 +369,12 @@ def test_keys():
             forged = {"X-Kvasir-Front": identity}
             check.true("another prompt", post("first-key", other)[1] < 8)
             check.true("nor with a forged identity", post("second-key", other, **forged)[1] < 8)
+            c = http.client.HTTPSConnection(s.host, s.port, timeout=60, context=trust)
+            headers = {"Content-Type": "application/json", "Authorization": "Bearer first-key"}
+            c.request("POST", "/api/generate", json.dumps({"model": "text", "keep_alive": 0}), headers)
+            reason = json.load(c.getresponse())["done_reason"]
+            check.equal("one of several keys unloads nothing", reason, "load")
+            c.close()
             child = s.child("text")
             check.true("runs", child)
             check.true("leaves when idle", wait_until(lambda: s.child("text") is None))
