@@ -213,8 +213,8 @@ timed="" # those that look at times or at memory
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
-    test_balancers | test_demo | test_deploy | test_drafts | test_fleet | test_long_images | test_page* | \
-        test_second_image)
+    test_balancers | test_cuda_fault | test_demo | test_deploy | test_drafts | test_fleet | \
+        test_long_images | test_page* | test_second_image)
         [ "$quick" -eq 1 ] && continue ;; # half of all API tests' time
     esac
     case " $first " in *" $t "*) continue ;; esac
